@@ -1,0 +1,27 @@
+"""Every error that celery-durable raises by design. Each message names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+
+class DurableError(Exception):
+    """Base class of all errors of celery-durable."""
+
+
+class ConfigurationError(DurableError):
+    """A setting, a task's declaration or the surroundings are wrong; processes print it in one line and exit 2."""
+
+
+class SchemaError(ConfigurationError):
+    """The database's schema is missing, older or newer than this code."""
+
+
+class EnqueueError(DurableError, ValueError):
+    """A call that cannot become an operation: nothing was written."""
+
+
+class DuplicateOperationError(EnqueueError):
+    """The same operation ID was enqueued with another task or body. The first row stays as it is."""
+
+
+class AttemptLost(DurableError):
+    """The run token of this attempt is no longer the operation's: another attempt owns it, or it ended."""

@@ -1,0 +1,1 @@
+"""The pure half of the client's side of permits: messages, limits and the client's queue decisions."""

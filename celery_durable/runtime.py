@@ -1,0 +1,40 @@
+"""What one Celery app needs to use its database: settings, engine, tables. Made on first use, once per app."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from celery_durable import settings as settings_module
+from celery_durable.settings import Settings
+from celery_durable.store.database import Database
+from celery_durable.store.schema import Tables, build_tables
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+_ATTRIBUTE = "_celery_durable_runtime"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The settings, the database and the tables of one app."""
+
+    settings: Settings
+    database: Database
+    tables: Tables
+
+
+def runtime_of(app: Celery) -> Runtime:
+    """The app's runtime. Raises :class:`ConfigurationError` naming the setting that is missing or wrong."""
+    runtime: Runtime | None = getattr(app, _ATTRIBUTE, None)
+    if runtime is None:
+        settings = settings_module.load(app)
+        database = Database(
+            settings.database_url.get_secret_value(),
+            schema=settings.database_schema,
+            pool_size=settings.database_pool_size,
+        )
+        runtime = Runtime(settings, database, build_tables(settings.table_prefix, settings.database_schema))
+        setattr(app, _ATTRIBUTE, runtime)
+    return runtime

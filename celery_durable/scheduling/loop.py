@@ -1,0 +1,97 @@
+"""A loop that does one kind of work in one thread: fast while there is work, slowly when idle (case F5)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+logger = logging.getLogger(__name__)
+
+Step = Callable[[], float | None]
+"""Does a piece of work. Returns None if there may be more at once, or the seconds until there may be more
+(``float('inf')``: nothing known). It raises to have the loop back off and try again."""
+
+
+class Loop:
+    """Calls ``step`` in a thread of its own until :meth:`stop`.
+
+    A step that did work is called again at once. An idle one is called again after a pause that doubles from
+    ``pause_min_s`` to ``pause_max_s``, sooner if the step named a sooner time or :meth:`wake` was called. An error is
+    logged and backs off in the same way up to ``error_pause_max_s``, so that a failing part neither ends the loop nor
+    spins.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        step: Step,
+        *,
+        pause_min_s: float,
+        pause_max_s: float,
+        error_pause_max_s: float = 5.0,
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.name = name
+        self._step = step
+        self._pause_min_s = pause_min_s
+        self._pause_max_s = pause_max_s
+        self._error_pause_max_s = error_pause_max_s
+        self._on_error = on_error
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def stopping(self) -> bool:
+        """True once :meth:`stop` was called: a long step should end early."""
+        return self._stopping.is_set()
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Ends the present pause. A hint: nothing is lost without it."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Asks the loop to end after the present step."""
+        self._stopping.set()
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the end; False if the loop still runs."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        idle_s = error_s = self._pause_min_s
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                due_s = self._step()
+            except Exception as error:  # noqa: BLE001 - one failing step must not end the process
+                logger.warning("%s: %s: %s; again in %.1f s", self.name, type(error).__name__, error, error_s)
+                if self._on_error is not None:
+                    self._on_error(error)
+                self._stopping.wait(error_s)
+                error_s = min(self._error_pause_max_s, error_s * 2 + 0.05)
+                continue
+            error_s = self._pause_min_s
+            if due_s is None:
+                idle_s = self._pause_min_s
+                continue
+            if self._wake.wait(max(0.0, min(idle_s, due_s))):
+                idle_s = self._pause_min_s
+            else:
+                idle_s = min(self._pause_max_s, idle_s * 2)
+
+
+def stop_all(loops: Sequence[Loop], timeout_s: float) -> list[str]:
+    """Stops the loops together and waits at most ``timeout_s`` seconds. Returns the names of those that still run."""
+    deadline = time.monotonic() + timeout_s
+    for loop in loops:
+        loop.stop()
+    return [loop.name for loop in loops if not loop.join(max(0.0, deadline - time.monotonic()))]

@@ -1,0 +1,1 @@
+"""The SQL side: schema, statements, migrations. Nothing here loads Celery or Kafka."""

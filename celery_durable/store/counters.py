@@ -1,0 +1,41 @@
+"""Counters of a whole database that never restart: a client's report and command ``seq``, a holder's ``version``."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, select, update
+
+
+def counter_table(metadata: MetaData, prefix: str) -> Table:
+    """The table of counters under ``prefix``."""
+    return Table(
+        f"{prefix}counters",
+        metadata,
+        Column("name", String(64), primary_key=True),
+        Column("value", BigInteger, nullable=False),
+    )
+
+
+def draw(connection: Connection, counters: Table, name: str, count: int = 1) -> range:
+    """Draws ``count`` numbers from the counter ``name``, above all drawn before.
+
+    The row stays locked until the transaction ends, so numbers are committed in their order: draw late.
+    """
+    statement = (
+        update(counters)
+        .where(counters.c.name == name)
+        .values(value=counters.c.value + count)
+        .returning(counters.c.value)
+    )
+    last = int(connection.execute(statement).scalar_one())
+    return range(last - count + 1, last + 1)
+
+
+def newest(connection: Connection, counters: Table, name: str) -> int:
+    """The highest number drawn from the counter, 0 before the first."""
+    value = connection.execute(select(counters.c.value).where(counters.c.name == name)).scalar_one_or_none()
+    return 0 if value is None else int(value)
+
+
+def raise_to(connection: Connection, counters: Table, name: str, value: int) -> None:
+    """Moves the counter up to ``value``; never down."""
+    connection.execute(update(counters).where(counters.c.name == name, counters.c.value < value).values(value=value))

@@ -1,0 +1,160 @@
+"""One database: its engine, its transactions and the one held connection of a process's hot path.
+
+Nothing crosses a fork: a process that finds itself forked drops what it inherited, without closing the parent's
+sockets, and connects anew (case C18).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import QueuePool
+
+from celery_durable.errors import ConfigurationError
+
+DIALECTS = ("postgresql", "sqlite")
+SQLITE_BUSY_TIMEOUT_MS = 10_000
+
+
+def redact(url: str) -> str:
+    """The URL as messages may show it: its password replaced by ``***``."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return "(not a database URL)"
+
+
+class Database:
+    """A service's or a holder's SQL database.
+
+    :param url: an SQLAlchemy URL, ``postgresql+psycopg://…`` or ``sqlite:///…``.
+    :param schema: PostgreSQL schema of the tables, or None for the connection's own.
+    :param pool_size: connections at most kept open by this process, apart from the held one.
+    :raises ConfigurationError: the URL is no URL, or names a database that is not supported.
+    """
+
+    def __init__(self, url: str, *, schema: str | None = None, pool_size: int = 5, field: str = "database_url") -> None:
+        try:
+            parsed = make_url(url)
+            dialect = parsed.get_backend_name()
+        except ArgumentError:
+            raise ConfigurationError(
+                f"{field} = {redact(url)}: not a database URL; use postgresql+psycopg://user@host/name or sqlite:///file"
+            ) from None
+        if dialect not in DIALECTS:
+            raise ConfigurationError(f"{field} = {redact(url)}: {dialect} is not supported; use postgresql or sqlite")
+        if dialect == "postgresql" and parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if dialect == "sqlite" and schema is not None:
+            raise ConfigurationError(f"database_schema = {schema!r}: SQLite has no schemas; use table_prefix")
+        self.url = parsed
+        self.dialect: Literal["postgresql", "sqlite"] = "postgresql" if dialect == "postgresql" else "sqlite"
+        self.schema = schema
+        self._field = field
+        self._pool_size = pool_size
+        self._pid = os.getpid()
+        self._engine: Engine | None = None
+        self._held = threading.local()
+        self._lock = threading.Lock()
+
+    @property
+    def engine(self) -> Engine:
+        """This process's engine, made on first use and again after a fork."""
+        if self._engine is not None and self._pid == os.getpid():
+            return self._engine
+        with self._lock:
+            self._after_fork()
+            if self._engine is None:
+                self._engine = self._create()
+            return self._engine
+
+    def _after_fork(self) -> None:
+        if self._pid == os.getpid():
+            return
+        if self._engine is not None:
+            self._engine.dispose(close=False)
+        self._engine = None
+        self._held = threading.local()
+        self._pid = os.getpid()
+
+    def _create(self) -> Engine:
+        options: dict[str, Any] = {"poolclass": QueuePool, "pool_size": self._pool_size, "max_overflow": 10}
+        if self.dialect == "postgresql":
+            options["isolation_level"] = "READ COMMITTED"
+            options["connect_args"] = {"application_name": "celery-durable", "connect_timeout": 10}
+        else:
+            options["connect_args"] = {"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000, "check_same_thread": False}
+        try:
+            engine = create_engine(self.url, **options)
+        except (NoSuchModuleError, ModuleNotFoundError) as error:
+            raise ConfigurationError(
+                f"{self._field} = {redact(str(self.url))}: its driver is not installed ({error}); "
+                "install celery-durable[postgresql]"
+            ) from None
+        if self.dialect == "sqlite":
+            _prepare_sqlite(engine)
+        return engine
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One transaction: committed at the end, rolled back by an exception. On SQLite it takes the write lock."""
+        with self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A connection for reads only, one snapshot a statement; on SQLite it takes no write lock."""
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            yield connection
+
+    def held(self) -> Connection:
+        """The calling thread's own connection, kept open, in autocommit: each statement is its own transaction.
+
+        For a worker's start, heartbeat and settle. After an error, call :meth:`drop_held`; the next call connects
+        anew. Not for use inside :meth:`transaction`.
+        """
+        engine = self.engine
+        connection: Connection | None = getattr(self._held, "connection", None)
+        if connection is None or connection.closed:
+            connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            self._held.connection = connection
+        return connection
+
+    def drop_held(self) -> None:
+        """Closes the calling thread's held connection, for example after an error on it."""
+        connection: Connection | None = getattr(self._held, "connection", None)
+        if connection is not None:
+            self._held.connection = None
+            connection.invalidate()
+            connection.close()
+
+    def dispose(self) -> None:
+        """Closes this process's connections."""
+        self.drop_held()
+        if self._engine is not None and self._pid == os.getpid():
+            self._engine.dispose()
+        self._engine = None
+
+
+def _prepare_sqlite(engine: Engine) -> None:
+    # SQLAlchemy's pysqlite default begins a deferred transaction lazily: two writers that both read first would
+    # fail with "database is locked" at once. BEGIN IMMEDIATE makes the second one wait for busy_timeout instead.
+    @event.listens_for(engine, "connect")
+    def _connect(dbapi: Any, record: Any) -> None:
+        dbapi.isolation_level = None
+        cursor = dbapi.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT_MS}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")

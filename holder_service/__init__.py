@@ -1,0 +1,1 @@
+"""The holder: the one authority for each account's permits. Never loads Celery."""
