@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import difflib
+import logging
+import os
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from celery_durable.errors import ConfigurationError
 from celery_durable.kafka.settings import KafkaSettings
@@ -13,19 +17,25 @@ from celery_durable.kafka.settings import KafkaSettings
 if TYPE_CHECKING:
     from celery import Celery
 
+logger = logging.getLogger(__name__)
+
+ENV_PREFIX = "CELERY_DURABLE_"
+_HIDDEN = frozenset({"database_url", "kafka_options"})
+"""Fields whose value may hold a password: no message shows them."""
+
 
 class Settings(KafkaSettings, BaseSettings):
     """Every setting of a service. Units are last in a name: ``_s`` seconds, ``_ms`` milliseconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="CELERY_DURABLE_", env_file=".env", extra="ignore", frozen=True, validate_default=True
+        env_prefix=ENV_PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True
     )
 
     client_id: str = Field(
         default="",
         max_length=100,
         pattern=r"^[a-zA-Z0-9._-]*$",
-        description="This service's stable name: all processes of one service and database share it, no other service does.",
+        description="This service's stable name: shared by all processes of one service and database, and by no other.",
     )
     database_url: SecretStr = Field(
         default=SecretStr(""),
@@ -54,7 +64,7 @@ class Settings(KafkaSettings, BaseSettings):
         default=30.0,
         gt=0,
         le=86_400,
-        description="An attempt whose heartbeats are this late is lost: it is told to stop, and the operation runs again.",
+        description="An attempt whose heartbeats are this late is lost: it must stop, and the operation runs again.",
     )
     max_worker_losses: int = Field(
         default=3,
@@ -129,15 +139,124 @@ class Settings(KafkaSettings, BaseSettings):
         default=5.0, gt=0, le=600, description="How long a dispatcher may take to end after SIGTERM."
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("a boolean is no number and no text")
+        return value
 
-def load(app: Celery | None = None, **overrides: Any) -> Settings:
+    @field_validator("database_schema", mode="before")
+    @classmethod
+    def _empty_schema_is_none(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        # (field, its value, what it must not be above, that one's value)
+        for field, value, bound, highest in (
+            (
+                "heartbeat_interval_s",
+                self.heartbeat_interval_s,
+                "half of heartbeat_timeout_s",
+                self.heartbeat_timeout_s / 2,
+            ),
+            ("resend_min_s", self.resend_min_s, "resend_max_s", self.resend_max_s),
+            ("poll_min_ms", self.poll_min_ms, "poll_max_ms", self.poll_max_ms),
+            (
+                "kafka_session_timeout_ms",
+                self.kafka_session_timeout_ms,
+                "kafka_max_poll_interval_ms",
+                self.kafka_max_poll_interval_ms,
+            ),
+            ("kafka_linger_ms", self.kafka_linger_ms, "kafka_publish_deadline_ms", self.kafka_publish_deadline_ms),
+        ):
+            if value > highest:
+                raise ValueError(
+                    f"{field} = {value:g} is above {bound} ({highest:g}): lower {field} or raise {bound.split()[-1]}"
+                )
+        return self
+
+
+def load(
+    app: Celery | None = None, *, required: Collection[str] = ("client_id", "database_url"), **overrides: Any
+) -> Settings:
     """The settings of the app: ``app.conf.durable`` over the environment over ``.env`` over the defaults.
 
+    :param required: text settings that must not be empty.
+    :param overrides: win over everything.
     :raises ConfigurationError: a value is out of bounds, unknown or missing; the message names field, value and remedy.
     """
-    raise NotImplementedError
+    values = {**_from_app(app), **overrides}
+    _warn_of_unknown_environment()
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        raise describe(error, ENV_PREFIX) from None
+    except SettingsError as error:
+        # Its cause holds the whole text that could not be parsed, maybe with a password.
+        raise ConfigurationError(f"{error}: a dictionary is given as one JSON object") from None
+    for field in required:
+        value = getattr(settings, field)
+        if not (value.get_secret_value() if isinstance(value, SecretStr) else value):
+            raise ConfigurationError(
+                f"{field} is not set: {Settings.model_fields[field].description} {_remedy(field, ENV_PREFIX)}"
+            )
+    return settings
 
 
 def describe(error: ValidationError, prefix: str) -> ConfigurationError:
     """A pydantic error as one line that names field, value and remedy, and never shows a secret."""
-    raise NotImplementedError
+    parts = []
+    for problem in error.errors(include_url=False, include_context=False):
+        message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("\n", " ")
+        if not problem["loc"]:
+            parts.append(message)
+            continue
+        field = str(problem["loc"][0])
+        name = ".".join(str(part) for part in problem["loc"])
+        shown = "(hidden)" if field in _HIDDEN else _short(problem["input"])
+        parts.append(f"{name} = {shown}: {message}. {_remedy(field, prefix)}")
+    return ConfigurationError("; ".join(parts))
+
+
+def _from_app(app: Celery | None) -> dict[str, Any]:
+    if app is None:
+        return {}
+    values = app.conf.get("durable")
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(
+            f"app.conf.durable is of type {type(values).__name__}: give a dictionary, for example "
+            '{"client_id": "billing", "database_url": "sqlite:///billing.db"}'
+        )
+    for key in values:
+        if key not in Settings.model_fields:
+            raise ConfigurationError(
+                f"app.conf.durable[{key!r}]: there is no such setting{nearest(key, Settings.model_fields)}"
+            )
+    return dict(values)
+
+
+def _warn_of_unknown_environment() -> None:
+    for name in os.environ:
+        field = name.removeprefix(ENV_PREFIX).lower()
+        if name.startswith(ENV_PREFIX) and field not in Settings.model_fields:
+            logger.warning("%s: there is no such setting%s; ignored", name, nearest(field, Settings.model_fields))
+
+
+def nearest(name: object, known: Collection[str]) -> str:
+    """``", did you mean …?"`` for a name that is nearly one of ``known``; else the known ones."""
+    matches = difflib.get_close_matches(str(name), known, n=1)
+    return f", did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(sorted(known))}"
+
+
+def _remedy(field: str, prefix: str) -> str:
+    other = f' or app.conf.durable["{field}"]' if prefix == ENV_PREFIX else ""
+    return f"Set {prefix}{field.upper()}{other}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"

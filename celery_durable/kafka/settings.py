@@ -16,6 +16,7 @@ class KafkaSettings(BaseModel):
     )
     kafka_options: dict[str, Any] = Field(
         default_factory=dict,
+        repr=False,
         description="Further librdkafka settings (security.protocol, sasl.*, ssl.*, …), given to every client as they are.",
     )
     kafka_group_protocol: Literal["classic", "consumer"] = Field(
