@@ -1,0 +1,277 @@
+"""The holder's tables and the statements on them, the same on SQLite and PostgreSQL (design, section 9).
+
+Every write of an account is a compare-and-set on the version that was read, inserts and deletes included (rule 7): of
+two holders that both believe they own a partition, only one commits. All times are Unix ms of the database's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    bindparam,
+    delete,
+    func,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from celery_durable.permits.messages import LimitMirror, read_limit_mirror
+from celery_durable.store.clock import now_ms
+from celery_durable.store.counters import counter_table
+from celery_durable.store.offsets import offsets_table
+from celery_durable.store.outbox import outbox_table
+from holder_service.semaphore import AccountState
+
+DEFAULT_PREFIX = "holder_"
+VERSION_COUNTER = "version"
+COUNTERS = (VERSION_COUNTER,)
+"""Rows of the counters table, made by the first migration with value 0."""
+PARAMETERS_MAX = 5_000
+"""Keys in one statement at most: PostgreSQL refuses more than 65,535 parameters, older SQLite more than 32,766."""
+
+
+@dataclass(frozen=True)
+class HolderTables:
+    """The tables of one holder database, under its prefix and schema."""
+
+    metadata: MetaData
+    prefix: str
+    accounts: Table
+    database: Table
+    limits: Table
+    outbox: Table
+    offsets: Table
+    counters: Table
+
+
+def build_tables(prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> HolderTables:
+    """The tables under ``prefix`` (and, on PostgreSQL, in ``schema``)."""
+    metadata = MetaData(schema=schema)
+    has_due = text("due_at IS NOT NULL")
+    accounts = Table(
+        f"{prefix}accounts",
+        metadata,
+        Column("account", Text, primary_key=True),
+        Column("partition", Integer, nullable=False, comment="where its messages came from last: who runs its timers"),
+        Column("epoch", BigInteger, nullable=False),
+        Column("version", BigInteger, nullable=False, comment="every write is a compare-and-set on it"),
+        Column("due_at", BigInteger, comment="when it needs a timer, without a message"),
+        Column("state", Text, nullable=False, comment="semaphore.AccountState as JSON"),
+        Index(f"{prefix}accounts_due", "partition", "due_at", postgresql_where=has_due, sqlite_where=has_due),
+        comment="What each account's clients reported and were given; idle accounts have no row",
+    )
+    database = Table(
+        f"{prefix}database",
+        metadata,
+        Column("only", Integer, primary_key=True, autoincrement=False, comment="1: there is one row"),
+        Column(
+            "epoch", BigInteger, nullable=False, comment="the life of this database: its birth, or its last rebuild"
+        ),
+        Column("born_at", BigInteger, nullable=False),
+        Column("phase", String(16), nullable=False, comment="ready, rebuilding, topic_lost"),
+        Column("rebuild", Text, comment="progress of the rebuild, as JSON"),
+        Column("revision", BigInteger, nullable=False, comment="every write is a compare-and-set on it"),
+        Column("changed_at", BigInteger, nullable=False),
+        comment="Which life of the database this is",
+    )
+    limits = Table(
+        f"{prefix}limits",
+        metadata,
+        Column("account", Text, primary_key=True),
+        Column("mirror", Text, nullable=False, comment="permits.messages.LimitMirror as JSON"),
+        comment="Commands in force; a row outlives its account's",
+    )
+    return HolderTables(
+        metadata=metadata,
+        prefix=prefix,
+        accounts=accounts,
+        database=database,
+        limits=limits,
+        outbox=outbox_table(metadata, prefix),
+        offsets=offsets_table(metadata, prefix),
+        counters=counter_table(metadata, prefix),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One account as its row holds it. ``version`` is the row's, which compare-and-set looks at."""
+
+    account: str
+    partition: int
+    version: int
+    due_at_ms: int | None
+    state: AccountState
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One account's write: from the row at ``old_version`` (None: there is none) to ``new`` (None: it goes)."""
+
+    account: str
+    old_version: int | None
+    new: Row | None
+
+
+class VersionMoved(Exception):
+    """Another holder wrote an account in between: roll back, reload what was read, and decide again."""
+
+
+def clock_ms(connection: Connection) -> int:
+    """The database's time now, Unix ms."""
+    return int(connection.execute(select(now_ms())).scalar_one())
+
+
+def load_rows(connection: Connection, tables: HolderTables, accounts: Collection[str]) -> dict[str, Row]:
+    """The rows of those ``accounts`` that have one."""
+    found: dict[str, Row] = {}
+    columns = tables.accounts.c
+    for some in _slices(accounts):
+        for record in connection.execute(select(tables.accounts).where(columns.account.in_(some))):
+            found[record.account] = Row(
+                account=record.account,
+                partition=record.partition,
+                version=record.version,
+                due_at_ms=record.due_at,
+                state=AccountState.from_json(record.state),
+            )
+    return found
+
+
+def all_rows(connection: Connection, tables: HolderTables, *, batch: int = 500) -> Iterator[list[Row]]:
+    """All rows in the accounts' order, a batch at a time."""
+    columns = tables.accounts.c
+    last: str | None = None
+    while True:
+        query = select(columns.account).order_by(columns.account).limit(batch)
+        if last is not None:
+            query = query.where(columns.account > last)
+        names = [str(name) for name in connection.execute(query).scalars()]
+        if not names:
+            return
+        last = names[-1]
+        yield list(load_rows(connection, tables, names).values())
+
+
+def write_rows(connection: Connection, tables: HolderTables, writes: Iterable[Write]) -> None:
+    """Writes every account at the version that was read. Raises :class:`VersionMoved` if any has another one now.
+
+    Written in the accounts' order, so that two holders never wait for each other in a ring.
+    """
+    ordered = sorted(writes, key=lambda write: write.account)
+    inserts = [_values(write.new) for write in ordered if write.new is not None and write.old_version is None]
+    updates = [
+        {**_values(write.new), "key": write.account, "old_version": write.old_version}
+        for write in ordered
+        if write.new is not None and write.old_version is not None
+    ]
+    deletes = [
+        {"key": write.account, "old_version": write.old_version}
+        for write in ordered
+        if write.new is None and write.old_version is not None
+    ]
+    table = tables.accounts
+    at_version = (table.c.account == bindparam("key")) & (table.c.version == bindparam("old_version"))
+    if updates:
+        changed: dict[str, Any] = {
+            name: bindparam(name) for name in ("partition", "epoch", "version", "due_at", "state")
+        }
+        _expect(connection.execute(update(table).where(at_version).values(changed), updates).rowcount, len(updates))
+    if deletes:
+        _expect(connection.execute(delete(table).where(at_version), deletes).rowcount, len(deletes))
+    if inserts:
+        insert = _dialect_insert(connection)(table).on_conflict_do_nothing()
+        _expect(connection.execute(insert, inserts).rowcount, len(inserts))
+
+
+def load_mirrors(connection: Connection, tables: HolderTables, accounts: Collection[str]) -> dict[str, LimitMirror]:
+    """The commands in force for those ``accounts`` that have any."""
+    found: dict[str, LimitMirror] = {}
+    for some in _slices(accounts):
+        query = select(tables.limits).where(tables.limits.c.account.in_(some))
+        for record in connection.execute(query):
+            found[record.account] = read_limit_mirror(record.mirror.encode())
+    return found
+
+
+def write_mirrors(connection: Connection, tables: HolderTables, mirrors: Sequence[LimitMirror]) -> None:
+    """Puts each account's commands in place of what was there; the account's own write fences it."""
+    if not mirrors:
+        return
+    insert = _dialect_insert(connection)(tables.limits)
+    upsert = insert.on_conflict_do_update(index_elements=["account"], set_={"mirror": insert.excluded.mirror})
+    ordered = sorted(mirrors, key=lambda mirror: mirror.account)
+    connection.execute(upsert, [{"account": m.account, "mirror": m.to_bytes().decode()} for m in ordered])
+
+
+def due_accounts(
+    connection: Connection, tables: HolderTables, partitions: Collection[int], now: int, *, limit: int
+) -> list[tuple[str, int]]:
+    """(account, partition) of accounts whose timer is over, longest first."""
+    columns = tables.accounts.c
+    query = (
+        select(columns.account, columns.partition)
+        .where(columns.partition.in_(sorted(partitions)), columns.due_at <= now)
+        .order_by(columns.due_at)
+        .limit(limit)
+    )
+    return [(record.account, record.partition) for record in connection.execute(query)]
+
+
+def next_due_ms(connection: Connection, tables: HolderTables, partitions: Collection[int]) -> int | None:
+    """When the next timer of these partitions is over, Unix ms; None: no timer."""
+    columns = tables.accounts.c
+    query = select(func.min(columns.due_at)).where(columns.partition.in_(sorted(partitions)))
+    due_at: int | None = connection.execute(query).scalar_one_or_none()
+    return due_at
+
+
+def adopt_partitions(connection: Connection, tables: HolderTables, partition_count: int) -> int:
+    """Gives accounts of partitions that no longer exist (a topic made anew with fewer) to those that do."""
+    columns = tables.accounts.c
+    statement = (
+        update(tables.accounts)
+        .where(columns.partition >= partition_count)
+        .values(partition=columns.partition % partition_count)
+    )
+    return connection.execute(statement).rowcount
+
+
+def _values(row: Row) -> dict[str, object]:
+    return {
+        "account": row.account,
+        "partition": row.partition,
+        "epoch": row.state.epoch,
+        "version": row.version,
+        "due_at": row.due_at_ms,
+        "state": row.state.to_json(),
+    }
+
+
+def _expect(written: int, wanted: int) -> None:
+    if written != wanted:
+        raise VersionMoved(f"{wanted - written} of {wanted} accounts were written by another holder")
+
+
+def _dialect_insert(connection: Connection) -> type[postgresql.Insert] | type[sqlite.Insert]:
+    return postgresql.Insert if connection.dialect.name == "postgresql" else sqlite.Insert
+
+
+def _slices(keys: Collection[str]) -> Iterator[list[str]]:
+    ordered = sorted(keys)
+    for start in range(0, len(ordered), PARAMETERS_MAX):
+        yield ordered[start : start + PARAMETERS_MAX]
