@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 
 def offsets_table(metadata: MetaData, prefix: str) -> Table:
@@ -45,9 +46,37 @@ class OffsetMoved(Exception):
 
 def load(connection: Connection, offsets: Table, topic: str) -> dict[int, Position]:
     """The stored positions of the topic's partitions."""
-    raise NotImplementedError
+    columns = (offsets.c.topic, offsets.c.partition, offsets.c.topic_id, offsets.c.next_offset)
+    rows = connection.execute(select(*columns).where(offsets.c.topic == topic))
+    return {row.partition: Position(*row) for row in rows}
 
 
 def advance(connection: Connection, offsets: Table, old: Position | None, new: Position) -> None:
-    """Moves the partition from ``old`` (None: no row yet) to ``new``. Raises :class:`OffsetMoved` if it is not there."""
-    raise NotImplementedError
+    """Moves the partition from ``old`` (None: no row yet) to ``new``. Raises :class:`OffsetMoved` if it is not there.
+
+    The row stays locked until the transaction ends: a second owner waits, then finds that it moved.
+    """
+    if old is None:
+        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+        statement = (
+            insert(offsets)
+            .values(topic=new.topic, partition=new.partition, topic_id=new.topic_id, next_offset=new.next_offset)
+            .on_conflict_do_nothing()
+        )
+        moved = connection.execute(statement).rowcount
+    else:
+        moved = connection.execute(
+            update(offsets)
+            .where(
+                offsets.c.topic == old.topic,
+                offsets.c.partition == old.partition,
+                offsets.c.topic_id == old.topic_id,
+                offsets.c.next_offset == old.next_offset,
+            )
+            .values(topic_id=new.topic_id, next_offset=new.next_offset)
+        ).rowcount
+    if moved != 1:
+        raise OffsetMoved(
+            f"{new.topic} [{new.partition}]: the stored offset is no longer "
+            f"{'absent' if old is None else old.next_offset}: another consumer moved it"
+        )

@@ -7,23 +7,39 @@ order (case B12). The relay holds no lock while it sends; it deletes a row only 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 from sqlalchemy import (
     JSON,
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Index,
     Integer,
     LargeBinary,
     MetaData,
+    ScalarSelect,
     String,
     Table,
     Text,
     UniqueConstraint,
+    bindparam,
+    delete,
+    func,
+    select,
+    tuple_,
+    update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
+
+from celery_durable.store.clock import now_ms
+
+ROWS_A_STATEMENT = 500
+"""Rows that one statement names by number, at most: far below every database's limit of parameters."""
 
 
 def outbox_table(metadata: MetaData, prefix: str) -> Table:
@@ -50,6 +66,8 @@ def outbox_table(metadata: MetaData, prefix: str) -> Table:
         UniqueConstraint("topic", "key", "slot", name=f"{prefix}outbox_slot"),
         Index(f"{prefix}outbox_due", "due_at"),
         comment="Messages to Kafka, written in the transaction that they report",
+        # A row's number must never be given again: a relay deletes by (no, version), and SQLite would reuse it.
+        sqlite_autoincrement=True,
     )
 
 
@@ -79,27 +97,129 @@ class Outgoing:
 
 
 def stage(connection: Connection, outbox: Table, messages: Sequence[Staged]) -> None:
-    """Writes the messages in the caller's transaction; a rollback sends nothing (case B1)."""
-    raise NotImplementedError
+    """Writes the messages in the caller's transaction; a rollback sends nothing (case B1).
+
+    A message with a slot replaces the unsent one there: its version rises, it is due now, its failures are forgotten.
+    """
+    if not messages:
+        return
+    slots: dict[tuple[str, str, str], Staged] = {}
+    plain: list[Staged] = []
+    for message in messages:
+        if message.slot is None:
+            plain.append(message)
+        else:
+            slots[message.topic, message.key, message.slot] = message
+    # All writers lock the rows that they replace in one order, so that no two of them can deadlock.
+    ordered = [*plain, *(slots[name] for name in sorted(slots))]
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = insert(outbox).values(
+        {
+            "topic": bindparam("topic"),
+            "key": bindparam("key"),
+            "slot": bindparam("slot"),
+            "body": bindparam("body"),
+            "headers": bindparam("headers"),
+            "due_at": now_ms(),
+            "staged_at": now_ms(),
+        }
+    )
+    statement = statement.on_conflict_do_update(
+        index_elements=["topic", "key", "slot"],
+        set_={
+            "body": statement.excluded.body,
+            "headers": statement.excluded.headers,
+            "version": outbox.c.version + 1,
+            "failures": 0,
+            "due_at": now_ms(),
+        },
+    )
+    connection.execute(
+        statement,
+        [{"topic": m.topic, "key": m.key, "slot": m.slot, "body": m.body, "headers": m.headers} for m in ordered],
+    )
 
 
 def claim(connection: Connection, outbox: Table, *, limit: int, hold_ms: int) -> list[Outgoing]:
     """Takes due rows for ``hold_ms``: until then no other relay sends them. Skips rows that are locked."""
-    raise NotImplementedError
+    due = (
+        select(outbox.c.no)
+        .where(outbox.c.due_at <= _now())
+        .order_by(outbox.c.due_at, outbox.c.no)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+        .cte("due")
+    )
+    statement = (
+        update(outbox)
+        .where(outbox.c.no.in_(select(due.c.no)))
+        .values(due_at=now_ms() + hold_ms)
+        .returning(*(outbox.c[name] for name in _OUTGOING))
+    )
+    rows = [Outgoing(*row) for row in connection.execute(statement)]
+    return sorted(rows, key=lambda row: row.no)
 
 
 def delivered(connection: Connection, outbox: Table, sent: Sequence[Outgoing]) -> int:
-    """Deletes rows whose delivery report came, each only at the version that was sent. Returns how many."""
-    raise NotImplementedError
+    """Deletes rows whose delivery report came, each only at the version that was sent. Returns how many.
+
+    A row that is locked is being replaced, so it stays.
+    """
+    deleted = 0
+    for some in _parts(sent):
+        rows = _as_sent(outbox, some)
+        deleted += connection.execute(delete(outbox).where(rows)).rowcount
+    return deleted
 
 
 def failed(
     connection: Connection, outbox: Table, sent: Sequence[Outgoing], *, retry_min_ms: int, retry_max_ms: int
 ) -> None:
-    """Makes rows due again later, backing off by their failures; holds back no other key (case B6)."""
-    raise NotImplementedError
+    """Makes rows due again later, backing off by their failures; holds back no other key (case B6).
+
+    Only at the version that was sent: a row that was replaced meanwhile is due already.
+    """
+    for failures, rows in groupby(sorted(sent, key=lambda row: row.failures), key=lambda row: row.failures):
+        delay_ms = min(retry_max_ms, retry_min_ms << min(failures, 30))
+        for some in _parts(list(rows)):
+            connection.execute(
+                update(outbox).where(_as_sent(outbox, some)).values(failures=failures + 1, due_at=now_ms() + delay_ms)
+            )
+
+
+def due_in_ms(connection: Connection, outbox: Table) -> int | None:
+    """Ms until the first row is due, 0 or less if one is due now, None if the outbox is empty."""
+    value = connection.execute(select(func.min(outbox.c.due_at) - _now())).scalar_one()
+    return None if value is None else int(value)
 
 
 def depth(connection: Connection, outbox: Table) -> tuple[int, int]:
-    """(rows waiting, age of the oldest in ms)."""
-    raise NotImplementedError
+    """(rows waiting, age of the oldest in ms). A row's age counts from its first staging, replaced or not."""
+    rows, age = connection.execute(
+        select(func.count(), _now() - func.min(outbox.c.staged_at)).select_from(outbox)
+    ).one()
+    return int(rows), 0 if age is None else max(0, int(age))
+
+
+_OUTGOING = ("no", "version", "topic", "key", "body", "headers", "failures", "staged_at")
+
+
+def _parts(rows: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:
+    return (rows[first : first + ROWS_A_STATEMENT] for first in range(0, len(rows), ROWS_A_STATEMENT))
+
+
+def _now() -> ScalarSelect[Any]:
+    """The time as a subquery, computed once: PostgreSQL uses no index for a comparison with a volatile function."""
+    return select(now_ms()).scalar_subquery()
+
+
+def _as_sent(outbox: Table, sent: Sequence[Outgoing]) -> ColumnElement[bool]:
+    """The rows that still have the version that was sent. Skips locked rows, so that no relay waits for a pass."""
+    rows = (
+        select(outbox.c.no)
+        .where(tuple_(outbox.c.no, outbox.c.version).in_([(row.no, row.version) for row in sent]))
+        .order_by(outbox.c.no)
+        .with_for_update(skip_locked=True)
+        .cte("sent")
+    )
+    return outbox.c.no.in_(select(rows.c.no))
