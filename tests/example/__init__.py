@@ -1,0 +1,1 @@
+"""The Celery app that tests run real workers of."""

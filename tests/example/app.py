@@ -1,0 +1,86 @@
+"""Tasks that record their runs, for tests. Its settings come as JSON in the environment variable ``EXAMPLE_APP``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from celery_durable import DurableTask
+from tests.example.records import write_record
+
+
+def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records: str) -> Celery:
+    """A service's app.
+
+    :param broker: Celery's settings of the broker.
+    :param durable: settings of celery-durable.
+    :param records: the file of :mod:`tests.example.records`.
+    """
+    app = Celery(name, set_as_current=False)
+    app.conf.update(broker, durable=durable, broker_connection_retry_on_startup=True)
+    path = Path(records)
+
+    @contextmanager
+    def recorded(task: Any, account: str) -> Iterator[None]:
+        names = {"operation_id": task.request.id, "run": uuid.uuid4().hex, "account": account}
+        write_record(path, event="start", **names)
+        try:
+            yield
+        finally:
+            write_record(path, event="end", **names)
+
+    @app.task(base=DurableTask, bind=True, name="example.add")
+    def add(self: Any, x: int, y: int) -> int:
+        with recorded(self, ""):
+            return x + y
+
+    @app.task(base=DurableTask, bind=True, name="example.work", account="{account}", group="{group}", limit=2)
+    def work(self: Any, account: str, duration_s: float = 0.02, group: str = "") -> str:
+        with recorded(self, account):
+            time.sleep(duration_s)
+        return account
+
+    @app.task(base=DurableTask, bind=True, name="example.single", account="{account}")
+    def single(self: Any, account: str, duration_s: float = 0.02) -> str:
+        with recorded(self, account):
+            time.sleep(duration_s)
+        return account
+
+    @app.task(base=DurableTask, bind=True, name="example.sleep")
+    def sleep(self: Any, duration_s: float) -> float:
+        with recorded(self, ""):
+            time.sleep(duration_s)
+        return duration_s
+
+    @app.task(base=DurableTask, bind=True, name="example.fail")
+    def fail(self: Any, message: str) -> None:
+        with recorded(self, ""):
+            raise ValueError(message)
+
+    @app.task(base=DurableTask, bind=True, name="example.flaky", max_retries=10, account="{account}", limit=1)
+    def flaky(self: Any, account: str, failures: int, countdown_s: float = 0.1) -> int:
+        """Retries until it has failed ``failures`` times; returns the number of retries."""
+        with recorded(self, account):
+            if self.request.retries < failures:
+                raise self.retry(countdown=countdown_s)
+            retries: int = self.request.retries
+            return retries
+
+    @app.task(bind=True, name="example.plain")
+    def plain(self: Any, x: int) -> int:
+        """An ordinary Celery task beside the durable ones."""
+        return x
+
+    return app
+
+
+if "EXAMPLE_APP" in os.environ:
+    app = make_app(**json.loads(os.environ["EXAMPLE_APP"]))

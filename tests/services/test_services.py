@@ -1,0 +1,120 @@
+"""The services themselves: they start, keep their data over SIGKILL, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import redis
+
+from tests.harness import REPOSITORY, Kafka, wait_until
+from tests.services import KafkaBroker, PostgreSQL, RabbitMQ, Redis, ServerProcess
+from tests.services.process import NotReady
+from tests.services.shared import shared
+
+
+def test_postgresql_keeps_commits_over_sigkill(own_postgresql: PostgreSQL) -> None:
+    with own_postgresql.new_database() as url:
+        plain = url.replace("+psycopg", "")
+        with psycopg.connect(plain) as connection:
+            connection.execute("CREATE TABLE t AS SELECT 7 AS n")
+        own_postgresql.restart()
+        with psycopg.connect(plain) as connection:
+            assert connection.execute("SELECT n FROM t").fetchone() == (7,)
+        with psycopg.connect(plain) as connection:
+            assert connection.execute("SHOW fsync").fetchone() == ("on",)
+
+
+def test_each_test_has_a_database_of_its_own(postgresql_url: str, redis_url: str) -> None:
+    with psycopg.connect(postgresql_url.replace("+psycopg", "")) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.dbsize() == 0
+        client.set("left", "behind")
+
+
+def test_redis_restarts_and_flushes(own_redis: Redis) -> None:
+    with own_redis.client() as client:
+        client.config_set("appendfsync", "always")
+        client.set("n", 7)
+        own_redis.restart()
+        assert client.get("n") == b"7"
+        own_redis.flush()
+        assert client.get("n") is None
+
+
+@pytest.mark.kafka
+def test_kafka_keeps_its_log_over_sigkill(own_kafka: KafkaBroker) -> None:
+    kafka = Kafka(own_kafka.bootstrap_servers, own_kafka.kind)
+    kafka.create_topics({"kept": 3})
+    own_kafka.restart()
+    from confluent_kafka.admin import AdminClient
+
+    topics = AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=10).topics
+    assert len(topics["kept"].partitions) == 3
+
+
+def test_rabbitmq_gives_virtual_hosts(own_rabbitmq: RabbitMQ) -> None:
+    import amqp
+
+    with amqp.Connection(
+        f"127.0.0.1:{own_rabbitmq.port}", virtual_host=own_rabbitmq.new_vhost().rpartition("/")[2]
+    ) as connection:
+        channel = connection.channel()
+        channel.queue_declare("q")
+        channel.basic_publish(amqp.Message("hello"), routing_key="q")
+        assert wait_until(lambda: channel.basic_get("q", no_ack=True)).body == "hello"
+
+
+def test_a_shared_server_ends_with_its_last_user(tmp_path: Path) -> None:
+    with shared("redis", tmp_path) as first:
+        with shared("redis", tmp_path) as second:
+            assert second == first
+        with redis.Redis.from_url(first["url"]) as client:
+            assert client.ping()
+    wait_until(lambda: not psutil.pid_exists(first["keeper"]), 10)
+    with shared("redis", tmp_path) as third:
+        assert third["keeper"] != first["keeper"]
+
+
+def test_a_killed_user_leaves_no_shared_server(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path; from tests.services.shared import shared\n"
+        "with shared('redis', Path(sys.argv[1])) as d:\n"
+        "    print(d['keeper'], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    wait_until(lambda: not psutil.pid_exists(int(done.stdout)), 10)
+
+
+def test_a_server_that_ends_at_once_shows_its_log(tmp_path: Path) -> None:
+    process = ServerProcess([sys.executable, "-c", "print('no such disk'); raise SystemExit(3)"], log=tmp_path / "log")
+    with pytest.raises(NotReady, match=r"ended with 3(?s:.)*no such disk"):
+        process.start().until(lambda: False, 30)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_a_server_dies_with_a_killed_test(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from pathlib import Path; from tests.services import ServerProcess\n"
+        "print(ServerProcess(['sleep', '600'], log=Path(sys.argv[1]) / 'log').start().pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wait_until(lambda: not psutil.pid_exists(int(done.stdout)), 10)
