@@ -6,18 +6,72 @@ the broker and the result backend down (cases C19 and C24).
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from celery_durable.errors import EnqueueError
+from celery_durable.names import nearest
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from celery import Task
 
 ATTEMPT_HEADER = "durable_attempt"
 """Message header with the attempt's number: the worker may start exactly this attempt."""
 GENERATION_HEADER = "durable_generation"
 """Message header with the operation's generation."""
-OUR_HEADERS = (ATTEMPT_HEADER, GENERATION_HEADER)
+RUN_HEADER = "durable_run"
+"""Put into the request, never into a message, by the worker's main process: the run token of this attempt."""
+OUR_HEADERS = (ATTEMPT_HEADER, GENERATION_HEADER, RUN_HEADER)
 """Celery copies headers into retries and callbacks: these are stripped wherever a message is caught."""
+
+DELAY_S_MAX = 10 * 365 * 86_400
+"""A countdown, ETA or expiry further off than ten years is a mistake."""
+
+CARRIED = frozenset(
+    {
+        # Celery's options that shape the message.
+        "task_id", "countdown", "eta", "expires", "link", "link_error", "shadow", "add_to_parent", "group_id",
+        "group_index", "retries", "chord", "chain", "reply_to", "time_limit", "soft_time_limit", "root_id",
+        "parent_id", "route_name", "ignore_result", "replaced_task_nesting", "argsrepr", "kwargsrepr", "origin",
+        "stamped_headers",
+        # Routing and publishing.
+        "queue", "exchange", "exchange_type", "routing_key", "priority", "serializer", "compression",
+        "delivery_mode", "headers",
+        # Properties that brokers know (kombu passes them on; the last two are Amazon SQS's).
+        "app_id", "cluster_id", "message_id", "timestamp", "type", "user_id", "MessageGroupId",
+        "MessageDeduplicationId",
+    }
+)  # fmt: skip
+"""Options of ``apply_async`` that an operation carries to the worker as the caller gave them."""
+
+REFUSED: Mapping[str, str] = {
+    "connection": "the dispatcher publishes, over the app's own connection: set broker_url",
+    "publisher": "the dispatcher publishes, over the app's own connection: set broker_url",
+    "router": "set task_routes, or give queue",
+    "result_cls": "set the task's AsyncResult method",
+    "retry_policy": "delivery repeats until the operation starts: leave it out",
+    "retry": "delivery repeats until the operation starts: leave it out",
+    "declare": "give queue, and declare it in task_queues",
+    "mandatory": "delivery repeats until the operation starts: leave it out",
+    "immediate": "delivery repeats until the operation starts: leave it out",
+    "timeout": "the settings' publish_deadline_s holds for all deliveries",
+    "confirm_timeout": "the settings' publish_deadline_s holds for all deliveries",
+    "expiration": "give expires",
+    "now": "give eta",
+    "timezone": "give eta with its time zone",
+    "content_type": "give serializer",
+    "content_encoding": "give serializer",
+    "task_type": "it is always the task itself",
+}
+"""Options that a row cannot carry, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +80,7 @@ class CapturedMessage:
 
     producer.publish(body, content_type=content_type, content_encoding=content_encoding,
                      headers={**headers, ATTEMPT_HEADER: attempt, GENERATION_HEADER: generation},
-                     **properties, **publish)
+                     declare=[app.amqp.queues[queue]] where ``exchange`` is "", **properties, **publish)
     """
 
     id: str
@@ -40,19 +94,251 @@ class CapturedMessage:
     properties: dict[str, Any]
     """correlation_id, reply_to, …"""
     publish: dict[str, Any]
-    """exchange, routing_key, compression, delivery_mode, priority, …: JSON-able keyword arguments of ``publish``."""
+    """exchange, routing_key, compression, delivery_mode, priority: JSON-able keyword arguments of ``publish``."""
     queue: str
     """The Celery queue's name, for the cap on operations that were sent and not started."""
     eta_delay_ms: int | None
     """Delay until it is due, from now (ETA and countdown), or None. The ETA itself is not in ``headers``."""
     expires_delay_ms: int | None
+    """Delay until it expires, from now, or None. Not in ``headers`` either: SQL expires it by the database's clock."""
     priority: int
     retries: int
+    eta_at_ms: int | None = None
+    """The ETA in Unix ms where the caller gave a point in time: no host's clock comes into it."""
+    expires_at_ms: int | None = None
+    """The same for ``expires``."""
 
 
-def capture(task: Task, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None, **options: Any) -> CapturedMessage:
+def capture(
+    task: Task,
+    args: tuple[Any, ...] | None,
+    kwargs: dict[str, Any] | None,
+    *,
+    send: Callable[..., Any] | None = None,
+    **options: Any,
+) -> CapturedMessage:
     """Builds the message of ``task.apply_async(args, kwargs, **options)`` without sending it.
 
+    :param send: the ``apply_async`` that builds and publishes it; None: Celery's own.
     :raises EnqueueError: an argument that cannot be serialised, or an option that an operation cannot carry.
     """
-    raise NotImplementedError
+    options = _checked(task, options)
+    now = datetime.now(UTC)
+    eta_delay_ms, eta_at_ms = _eta(task, options.pop("countdown", None), options.pop("eta", None), now)
+    # The exec options hold what the task itself declares; None given by the caller takes it away.
+    expires = options.pop("expires", _exec_option(task, "expires"))
+    expires_delay_ms, expires_at_ms = _moment(task, "expires", expires, now)
+    retries = options.get("retries") or 0
+    recorder = _Recorder(task, options.pop("ignore_result", None))
+    # ignore_result keeps send_task from asking the result backend; the recorder writes the real one.
+    given: dict[str, Any] = {
+        **options,
+        "producer": recorder,
+        "retry": False,
+        "ignore_result": True,
+        "add_to_parent": False,
+        "expires": None,
+    }
+    if send is None:
+        from celery import Task as CeleryTask
+
+        CeleryTask.apply_async(task, args, kwargs, **given)
+    else:
+        send(args, kwargs, **given)
+    return recorder.captured(eta_delay_ms, eta_at_ms, expires_delay_ms, expires_at_ms, int(retries))
+
+
+class _Recorder:
+    """Stands where Celery expects a producer, and keeps the first message that is published through it."""
+
+    serializer: str | None = None
+    compression: str | None = None
+
+    def __init__(self, task: Task, ignore_result: bool | None) -> None:
+        self._task = task
+        self._ignore_result = bool(task.ignore_result if ignore_result is None else ignore_result)
+        self._message: tuple[Any, dict[str, Any]] | None = None
+        self.connection = self
+
+    @contextmanager
+    def _reraise_as_library_errors(self) -> Iterator[None]:
+        yield
+
+    def publish(self, body: Any, **options: Any) -> None:
+        """Keeps the message. A second one is the ``task-sent`` event, which the dispatcher has no use for."""
+        if self._message is None:
+            self._message = (body, options)
+
+    def captured(
+        self,
+        eta_delay_ms: int | None,
+        eta_at_ms: int | None,
+        expires_delay_ms: int | None,
+        expires_at_ms: int | None,
+        retries: int,
+    ) -> CapturedMessage:
+        """The message as a row keeps it."""
+        if self._message is None:
+            raise EnqueueError(f"{self._task.name}: an override of apply_async did not call super().apply_async()")
+        body, options = self._message
+        name = self._task.name
+        serializer = options.pop("serializer", None) or self._task.app.conf.task_serializer
+        headers = {key: value for key, value in options.pop("headers").items() if key not in OUR_HEADERS}
+        if "id" not in headers:
+            raise EnqueueError("task_protocol = 1: operations need headers; set task_protocol = 2")
+        headers["ignore_result"] = self._ignore_result
+        for dropped in ("retry", "retry_policy", "timeout", "confirm_timeout"):
+            options.pop(dropped, None)
+        exchange, declare = options.pop("exchange", None), options.pop("declare", None)
+        publish: dict[str, Any] = {
+            "exchange": getattr(exchange, "name", exchange) or "",
+            **{
+                key: options.pop(key)
+                for key in ("routing_key", "compression", "delivery_mode", "priority")
+                if key in options
+            },
+        }
+        publish = {key: value for key, value in publish.items() if value is not None}
+        properties = {key: value for key, value in options.items() if value is not None}
+        _require_json(name, headers, "headers")
+        _require_json(name, properties, "")
+        _require_json(name, publish, "")
+        content_type, content_encoding, data = _serialise(name, body, serializer)
+        priority = publish.get("priority")
+        if priority is not None and (
+            isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > 2**31 - 1
+        ):
+            raise EnqueueError(f"{name}: priority = {priority!r}: give a whole number")
+        return CapturedMessage(
+            id=headers["id"],
+            task=name,
+            body=data,
+            content_type=content_type,
+            content_encoding=content_encoding,
+            digest=digest(name, body[0], body[1], data),
+            headers=headers,
+            properties=properties,
+            publish=publish,
+            queue=str(declare[0].name if declare else publish.get("routing_key") or publish["exchange"]),
+            eta_delay_ms=eta_delay_ms,
+            expires_delay_ms=expires_delay_ms,
+            priority=priority or 0,
+            retries=retries,
+            eta_at_ms=eta_at_ms,
+            expires_at_ms=expires_at_ms,
+        )
+
+
+def digest(task: str, args: Any, kwargs: Any, data: bytes) -> str:
+    """Of the task's name and arguments: the same for equal arguments, whatever the order of their dictionaries' keys.
+
+    :param data: the serialised body, which stands in for arguments that JSON cannot write.
+    """
+    from kombu.utils.json import dumps
+
+    try:
+        canonical = dumps([list(args), kwargs], sort_keys=True).encode("utf-8", "surrogatepass")
+    except Exception:  # noqa: BLE001 - whatever a user's type raises, its serialised form remains
+        canonical = data
+    return hashlib.sha256(task.encode() + b"\0" + canonical).hexdigest()
+
+
+def _checked(task: Task, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that the message carries. ``producer`` is left out: canvas and beat give it, the dispatcher sends."""
+    stamps: Collection[str] = options.get("stamped_headers") or ()
+    checked = {}
+    for name, value in options.items():
+        if name == "producer" or (name in REFUSED and (value is None or (name == "retry" and value is True))):
+            continue
+        if name in REFUSED:
+            raise EnqueueError(f"{task.name}: {name} = {value!r}: an operation cannot carry it; {REFUSED[name]}")
+        if name not in CARRIED and name not in stamps:
+            hint = nearest(name, CARRIED | {"account", "group"}, list_all=False)
+            raise EnqueueError(
+                f"{task.name}: {name} = {value!r}: there is no such option{hint}; data of your own goes into headers"
+            )
+        checked[name] = value
+    task_id = checked.get("task_id")
+    if task_id is not None and (not isinstance(task_id, str) or not 0 < len(task_id) <= 255 or "\0" in task_id):
+        raise EnqueueError(f"{task.name}: task_id = {task_id!r:.100}: give a text of 1 to 255 characters without NUL")
+    return checked
+
+
+def _exec_option(task: Task, name: str) -> Any:
+    return task._get_exec_options().get(name)  # what Celery's own apply_async starts from
+
+
+def _eta(task: Task, countdown: Any, eta: Any, now: datetime) -> tuple[int | None, int | None]:
+    if countdown is not None and eta is not None:
+        raise EnqueueError(f"{task.name}: countdown = {countdown!r} and eta = {eta!r}: give one of them")
+    if countdown is not None:
+        delay_ms, _ = _moment(task, "countdown", countdown, now)
+        return delay_ms or None, None
+    if isinstance(eta, int | float | timedelta):
+        raise EnqueueError(f"{task.name}: eta = {eta!r}: give a datetime, or countdown in seconds")
+    return _moment(task, "eta", eta, now)
+
+
+def _moment(task: Task, field: str, value: Any, now: datetime) -> tuple[int | None, int | None]:
+    """(delay from now in ms, the point in time in Unix ms if that is what was given)."""
+    from celery.utils.time import maybe_make_aware
+
+    if value is None:
+        return None, None
+    at = value
+    if isinstance(at, str):
+        try:
+            at = datetime.fromisoformat(at)
+        except ValueError:
+            raise EnqueueError(f"{task.name}: {field} = {value!r}: not an ISO 8601 time") from None
+    if isinstance(at, datetime):
+        at = maybe_make_aware(at, task.app.timezone)
+        delay_s = (at - now).total_seconds()
+        at_ms: int | None = round(at.timestamp() * 1000)
+    elif isinstance(at, timedelta):
+        delay_s, at_ms = at.total_seconds(), None
+    elif isinstance(at, int | float) and not isinstance(at, bool):
+        delay_s, at_ms = _float(at), None
+    else:
+        raise EnqueueError(f"{task.name}: {field} = {value!r}: give seconds or a datetime")
+    if at_ms is None and not delay_s >= 0:
+        raise EnqueueError(f"{task.name}: {field} = {value!r}: give 0 or more seconds")
+    if delay_s > DELAY_S_MAX:
+        raise EnqueueError(f"{task.name}: {field} = {value!r}: further off than ten years")
+    return max(0, math.ceil(delay_s * 1000)), at_ms
+
+
+def _float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
+def _serialise(task: str, body: Any, serializer: str) -> tuple[str, str, bytes]:
+    from kombu.serialization import dumps
+
+    try:
+        content_type, content_encoding, data = dumps(body, serializer=serializer)
+    except Exception as error:
+        raise EnqueueError(
+            f"{task}: its arguments, links or chain cannot be serialised by {serializer!r} ({type(error).__name__}: "
+            f"{error}); give simpler ones, or another serializer"
+        ) from error
+    return content_type, content_encoding, data.encode(content_encoding) if isinstance(data, str) else bytes(data)
+
+
+def _require_json(task: str, values: Mapping[str, Any], where: str) -> None:
+    try:
+        json.dumps(values, allow_nan=False)
+    except (TypeError, ValueError):
+        for name, value in values.items():
+            try:
+                json.dumps({name: value}, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                field = f"{where}[{name!r}]" if where else name
+                raise EnqueueError(
+                    f"{task}: {field} = {value!r:.100}: {error}; an operation keeps it as JSON: give text, whole or "
+                    "finite numbers, lists, dictionaries"
+                ) from None
+        raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Collection, Mapping
@@ -13,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from celery_durable.errors import ConfigurationError
 from celery_durable.kafka.settings import KafkaSettings
+from celery_durable.names import nearest
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -244,12 +244,6 @@ def _warn_of_unknown_environment() -> None:
         field = name.removeprefix(ENV_PREFIX).lower()
         if name.startswith(ENV_PREFIX) and field not in Settings.model_fields:
             logger.warning("%s: there is no such setting%s; ignored", name, nearest(field, Settings.model_fields))
-
-
-def nearest(name: object, known: Collection[str]) -> str:
-    """``", did you mean …?"`` for a name that is nearly one of ``known``; else the known ones."""
-    matches = difflib.get_close_matches(str(name), known, n=1)
-    return f", did you mean {matches[0]!r}?" if matches else f"; known are {', '.join(sorted(known))}"
 
 
 def _remedy(field: str, prefix: str) -> str:
