@@ -1,0 +1,156 @@
+"""``with celery_durable.using(session):`` makes enqueue, cancel and commands part of the caller's own transaction."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sqlalchemy import Connection, Engine, select
+from sqlalchemy.exc import DBAPIError, InvalidRequestError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.orm import Session, scoped_session
+
+from celery_durable.errors import ConfigurationError, EnqueueError
+from celery_durable.store.database import DIALECTS, redact
+
+if TYPE_CHECKING:
+    from celery_durable.runtime import Runtime
+
+Target: TypeAlias = "Session | Connection | scoped_session[Any]"
+
+_current: ContextVar[Session | Connection | None] = ContextVar("celery_durable_using", default=None)
+_checked: weakref.WeakKeyDictionary[Engine, set[tuple[str, str | None, str]]] = weakref.WeakKeyDictionary()
+"""Engines whose database was found to be this service's own, by (prefix, schema, client_id)."""
+
+
+@contextmanager
+def using(target: Target) -> Iterator[None]:
+    """Inside, everything that celery-durable writes for the caller goes through ``target``'s transaction.
+
+    It commits and rolls back with it, savepoints included (case D11); nothing is committed here. Nests: the innermost
+    holds. It holds for this thread or asyncio task, not for those that it starts.
+
+    :param target: a SQLAlchemy ``Session``, ``scoped_session`` or ``Connection`` on the service's own database.
+    :raises EnqueueError: it is something else.
+    """
+    token = _current.set(_accept(target))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _accept(target: object) -> Session | Connection:
+    if isinstance(target, scoped_session):
+        target = target()
+    if isinstance(target, Session | Connection):
+        return target
+    kind = f"{type(target).__module__}.{type(target).__qualname__}"
+    remedy = "give a SQLAlchemy Session or Connection"
+    if isinstance(target, Engine):
+        remedy = "an engine has no transaction: give a Connection (engine.begin()) or a Session"
+    elif kind.startswith("sqlalchemy.ext.asyncio."):
+        remedy = "inside run_sync, give the sync Session or Connection that it passes"
+    raise EnqueueError(f"using({kind}): {remedy}")
+
+
+def in_callers_transaction() -> bool:
+    """Whether a caller's transaction is in force here."""
+    return _current.get() is not None
+
+
+@contextmanager
+def transaction(runtime: Runtime) -> Iterator[Connection]:
+    """The caller's connection where :func:`using` is in force, else a transaction of our own, committed at the end.
+
+    :raises EnqueueError: the caller's session or connection cannot be used for this service's tables.
+    """
+    target = _current.get()
+    with database_errors(runtime, target):
+        if target is None:
+            with runtime.database.transaction() as connection:
+                yield connection
+        else:
+            yield _connection(runtime, target)
+
+
+def _connection(runtime: Runtime, target: Session | Connection) -> Connection:
+    connection = target if isinstance(target, Connection) else target.connection()
+    if connection.dialect.name not in DIALECTS:
+        raise EnqueueError(
+            f"using({_name(connection)}): operations are kept in {' or '.join(DIALECTS)}; give a session on this "
+            f"service's own database, {redact(str(runtime.database.url))}"
+        )
+    _require_own_database(runtime, connection)
+    return connection
+
+
+def _require_own_database(runtime: Runtime, connection: Connection) -> None:
+    """Refuses another service's tables: its dispatcher would hand our operations to its workers."""
+    settings, client = runtime.settings, runtime.tables.client
+    key = (settings.table_prefix, settings.database_schema, settings.client_id)
+    seen = _checked.setdefault(connection.engine, set())
+    if key in seen:
+        return
+    owners = list(connection.scalars(select(client.c.client_id)))
+    if owners and settings.client_id not in owners:
+        raise EnqueueError(
+            f"using({_name(connection)}): its database belongs to client_id {owners[0]!r}, this service is "
+            f"{settings.client_id!r}; give a session on this service's own database"
+        )
+    if owners:
+        seen.add(key)
+
+
+@contextmanager
+def database_errors(runtime: Runtime, target: Session | Connection | None = None) -> Iterator[None]:
+    """Turns what SQLAlchemy says about missing tables or an unusable session into one clear line.
+
+    Errors of the database itself (away, locked, a conflict of transactions) pass as they are: the caller knows how to
+    handle those of its own database.
+    """
+    try:
+        yield
+    except (ProgrammingError, DBAPIError) as error:
+        if not _is_missing(error):
+            raise
+        table = runtime.tables.operations.fullname
+        if target is None:
+            raise ConfigurationError(
+                f"database_url = {redact(str(runtime.database.url))}: it has no up-to-date table {table} "
+                f"({_first_line(error)}); run: celery -A <app> durable migrate"
+            ) from error
+        raise EnqueueError(
+            f"using({_name(target)}): its database has no up-to-date table {table} ({_first_line(error)}); give a "
+            f"session on this service's own database, {redact(str(runtime.database.url))}"
+        ) from error
+    except (InvalidRequestError, SQLAlchemyError) as error:
+        if target is None:
+            raise
+        raise EnqueueError(f"using({_name(target)}): it cannot be used: {_first_line(error)}") from error
+
+
+def _is_missing(error: DBAPIError) -> bool:
+    # PostgreSQL: undefined table, column, schema. SQLite has no codes for these.
+    if getattr(error.orig, "sqlstate", None) in {"42P01", "42703", "3F000"}:
+        return True
+    return (
+        str(error.orig).startswith(("no such table", "no such column", "table "))
+        and "sqlite" in type(error.orig).__module__
+    )
+
+
+def _name(target: Session | Connection) -> str:
+    kind = type(target).__name__
+    try:
+        bind = target.engine if isinstance(target, Connection) else target.get_bind()
+        engine = bind.engine if isinstance(bind, Connection) else bind
+        return f"{kind} on {redact(str(engine.url.render_as_string(hide_password=True)))}"
+    except SQLAlchemyError:
+        return kind
+
+
+def _first_line(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).strip().split("\n", 1)[0]
