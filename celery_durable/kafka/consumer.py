@@ -15,11 +15,28 @@ says by then: an owner whose transaction failed has nothing to undo. All methods
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
 
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from celery_durable.kafka import client
+from celery_durable.kafka.opening import Opening, Witness, open_partition
 from celery_durable.kafka.settings import KafkaSettings
+from celery_durable.kafka.throttle import Throttled
 from celery_durable.store.offsets import Position
+
+logger = logging.getLogger(__name__)
+
+DROPPED_S = 0.2
+"""How long a dropped partition rests before it is opened again, in seconds."""
+TOPIC_CHECK_S = 10.0
+"""How often the topic's ID is looked at while reading, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +54,13 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages of one partition, in order, and how they move its position: by compare-and-set from ``old`` to ``new``."""
+    """Messages of one partition, in order, and the move of its position by compare-and-set, from ``old`` to ``new``."""
 
     partition: int
     messages: Sequence[Received]
     old: Position | None
     """The position that SQL must still have; None: it must have no row."""
     new: Position
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What was found when this member took over a partition."""
-
-    partition: int
-    topic_id: str
-    low: int
-    """The first offset that the topic still has."""
-    high: int
-    """Its end at this moment: the offset that the next message will get."""
-    stored: Position | None
-    """The position in SQL, read after ``committed``."""
-    committed: int | None
-    """The group's committed offset, None if there is none."""
-    start: int
-    """Where reading begins, unless the owner says otherwise."""
-    recreated: bool
-    """The topic is another one than the stored position's, or ends before it: it is read from its start (case B8)."""
-    trimmed: bool
-    """Retention took messages that were not read yet (case B8)."""
-    went_back: bool
-    """SQL is behind the committed offset: the database was lost, or restored to an earlier state (section 8)."""
 
 
 Load = Callable[[], Mapping[int, Position]]
@@ -77,6 +70,30 @@ OnOpen = Callable[[Sequence[Opening]], Mapping[int, int] | None]
 holder that rebuilds gives ``low``). What it raises closes the consumer, and ``read`` raises it."""
 OnClose = Callable[[Collection[int]], None]
 """Called when partitions are no longer read by this member (revoked, lost or dropped): forget what is cached."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A partition that is read now."""
+
+    stored: Position | None
+    next_offset: int
+    fresh: bool = True
+    """Nothing came since it was opened: its first message may lie behind a gap."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """One consumer instance and what it was assigned."""
+
+    consumer: Consumer
+    topic_id: str
+    open: dict[int, _Open] = field(default_factory=dict)
+    closed: dict[int, float] = field(default_factory=dict)
+    """Assigned but not read: when to open it (again), by the monotonic clock."""
+    failure: BaseException | None = None
+    broken: str | None = None
+    """Why this instance must be replaced, if it must."""
 
 
 class PartitionReader:
@@ -101,12 +118,23 @@ class PartitionReader:
         on_open: OnOpen | None = None,
         on_close: OnClose | None = None,
     ) -> None:
-        raise NotImplementedError
+        self._settings = settings
+        self._topic = topic
+        self._group_id = group_id
+        self._load = load
+        self._on_open = on_open
+        self._on_close = on_close
+        self._session: _Session | None = None
+        self._admin: AdminClient | None = None
+        self._given: dict[int, Batch] = {}
+        self._check: Future[Any] | None = None
+        self._checked_at = 0.0
+        self._warnings = Throttled(logger)
 
     @property
     def partitions(self) -> frozenset[int]:
         """The partitions that this member reads now."""
-        raise NotImplementedError
+        return frozenset() if self._session is None else frozenset(self._session.open)
 
     def read(self, timeout_s: float, limit: int) -> list[Batch]:
         """Waits up to ``timeout_s`` for a first message, then takes what is there, at most ``limit`` messages.
@@ -114,26 +142,252 @@ class PartitionReader:
         Empty when nothing came. Raises what :data:`Load` or :data:`OnOpen` raised, and :class:`KafkaException` when
         Kafka cannot be used; the next call starts anew.
         """
-        raise NotImplementedError
+        session = self._session or self._start()
+        if session is None:
+            time.sleep(min(timeout_s, 1.0))
+            return []
+        try:
+            self._reopen_due(session)
+            self._check_topic(session)
+            batches = self._receive(session, timeout_s, limit)
+            if session.failure is not None:
+                raise session.failure
+        except BaseException:
+            self._end(session)
+            raise
+        if session.broken is not None:
+            logger.warning("%s: %s; reading it with a new consumer", self._topic, session.broken)
+            self._end(session)
+            return []
+        self._given = {batch.partition: batch for batch in batches}
+        return batches
 
     def commit(self, batches: Sequence[Batch]) -> None:
         """Says that the batches are committed in SQL: only then is the group's offset moved too, as a witness."""
-        raise NotImplementedError
+        session = self._session
+        committed = []
+        for batch in batches:
+            if self._given.get(batch.partition) is not batch or session is None:
+                continue
+            del self._given[batch.partition]
+            if batch.partition in session.open:
+                session.open[batch.partition].stored = batch.new
+            committed.append(_witness(batch.new))
+        if session is not None and committed:
+            try:
+                session.consumer.commit(offsets=committed, asynchronous=True)
+            except KafkaException as error:
+                self._warnings.warning("commit", "%s: the group's offset was not committed: %s", self._topic, error)
 
     def drop(self, partition: int) -> None:
         """Stops reading a partition after a lost compare-and-set.
 
-        If the group still gives it to this member after a second, it is opened again from what SQL says then.
+        If the group still gives it to this member a moment later, it is opened again from what SQL says then.
         """
-        raise NotImplementedError
+        logger.info("%s [%d]: dropped, another consumer moved its offset", self._topic, partition)
+        self._close_partitions([partition], again_in_s=DROPPED_S)
 
     def reopen(self, partitions: Collection[int] | None = None) -> None:
         """Opens partitions (None: all) again at the next ``read``, asking for their start through ``on_open``."""
-        raise NotImplementedError
+        self._close_partitions(self.partitions if partitions is None else partitions, again_in_s=0.0)
 
     def close(self) -> None:
         """Leaves the group, so that others take over at once. ``read`` may not be called again."""
-        raise NotImplementedError
+        if self._session is not None:
+            self._end(self._session)
+
+    # Joining and leaving
+
+    def _start(self) -> _Session | None:
+        if self._admin is None:
+            self._admin = client.make_admin(self._settings)
+        identity = client.topic_id(self._admin, self._topic)
+        if identity is None:
+            self._warnings.warning(
+                "missing", "%s: there is no such topic; create it with the command `topics apply`", self._topic
+            )
+            return None
+        consumer = client.make_consumer(
+            self._settings, self._group_id, error_cb=self._on_error, on_commit=self._on_commit
+        )
+        session = _Session(consumer, identity)
+
+        # librdkafka assigns at its own offsets if this callback raises: nothing may leave it.
+        def assigned(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+            try:
+                starts = self._open(session, [p.partition for p in partitions])
+                consumer.incremental_assign(
+                    [TopicPartition(self._topic, partition, start) for partition, start in starts.items()]
+                )
+            except BaseException as error:  # noqa: BLE001 - raised again by read()
+                session.failure = error
+                session.open.clear()
+                consumer.incremental_assign([])
+
+        def revoked(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+            self._forget(session, [p.partition for p in partitions])
+            consumer.incremental_unassign(partitions)
+
+        consumer.subscribe([self._topic], on_assign=assigned, on_revoke=revoked, on_lost=revoked)
+        self._session = session
+        self._checked_at = time.monotonic()
+        return session
+
+    def _end(self, session: _Session) -> None:
+        self._session = None
+        self._given = {}
+        self._check = None
+        self._tell_closed(session, list(session.open))
+        session.open.clear()
+        session.closed.clear()
+        try:
+            session.consumer.close()
+        except (KafkaException, RuntimeError) as error:
+            logger.warning("%s: closing the consumer: %s", self._topic, error)
+
+    # Opening and closing partitions
+
+    def _open(self, session: _Session, partitions: Sequence[int]) -> dict[int, int]:
+        """Opens assigned partitions. Returns where each starts."""
+        if not partitions:
+            return {}
+        consumer, topic = session.consumer, self._topic
+        committed = {
+            found.partition: Witness(found.offset, found.metadata or session.topic_id)
+            for found in consumer.committed([TopicPartition(topic, p) for p in partitions], client.ANSWER_S)
+            if _answered(found) and found.offset >= 0
+        }
+        # Only after the committed offsets: what is committed was in SQL before, so SQL can only be ahead.
+        stored = self._load()
+        openings = []
+        for partition in partitions:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=client.ANSWER_S)
+            opening = open_partition(
+                partition, session.topic_id, low, high, stored.get(partition), committed.get(partition)
+            )
+            openings.append(opening)
+            _log_opening(topic, opening)
+        others = (self._on_open(openings) if self._on_open is not None else None) or {}
+        starts = {opening.partition: others.get(opening.partition, opening.start) for opening in openings}
+        for opening in openings:
+            session.open[opening.partition] = _Open(opening.stored, starts[opening.partition])
+            session.closed.pop(opening.partition, None)
+        return starts
+
+    def _close_partitions(self, partitions: Iterable[int], *, again_in_s: float) -> None:
+        session = self._session
+        if session is None:
+            return
+        closing = [partition for partition in partitions if partition in session.open]
+        for partition in closing:
+            del session.open[partition]
+            self._given.pop(partition, None)
+            session.closed[partition] = time.monotonic() + again_in_s
+        if closing:
+            session.consumer.pause([TopicPartition(self._topic, partition) for partition in closing])
+            self._tell_closed(session, closing)
+
+    def _reopen_due(self, session: _Session) -> None:
+        """Opens again what was dropped, and what the owner was given but did not commit."""
+        self._close_partitions(list(self._given), again_in_s=0.0)
+        now = time.monotonic()
+        due = [partition for partition, at in session.closed.items() if at <= now]
+        for partition, start in self._open(session, due).items():
+            session.consumer.seek(TopicPartition(self._topic, partition, start))
+            session.consumer.resume([TopicPartition(self._topic, partition)])
+
+    def _forget(self, session: _Session, partitions: Sequence[int]) -> None:
+        closing = [partition for partition in partitions if session.open.pop(partition, None) is not None]
+        for partition in partitions:
+            session.closed.pop(partition, None)
+            self._given.pop(partition, None)
+        self._tell_closed(session, closing)
+
+    def _tell_closed(self, session: _Session, partitions: Collection[int]) -> None:
+        if partitions and self._on_close is not None:
+            try:
+                self._on_close(partitions)
+            except Exception as error:  # noqa: BLE001 - librdkafka calls this too: nothing may leave its callback
+                logger.warning("%s: on_close: %s: %s", self._topic, type(error).__name__, error)
+                session.failure = error
+
+    # Receiving
+
+    def _receive(self, session: _Session, timeout_s: float, limit: int) -> list[Batch]:
+        if session.closed:
+            timeout_s = min(timeout_s, DROPPED_S)
+        # consume(limit, timeout) would wait for the whole timeout unless `limit` messages came.
+        first = session.consumer.poll(timeout_s)
+        if first is None:
+            return []
+        partition, _ = _place(first)
+        opened = session.open.get(partition)
+        more = session.consumer.consume(limit - 1, 0) if limit > 1 else []
+        taken: dict[int, list[Received]] = {}
+        if session.open.get(partition) is opened:
+            self._take(session, first, taken)
+        for message in more:
+            self._take(session, message, taken)
+        return [
+            Batch(partition, messages, session.open[partition].stored, self._position(session, partition))
+            for partition, messages in taken.items()
+            if partition in session.open
+        ]
+
+    def _take(self, session: _Session, message: Message, taken: dict[int, list[Received]]) -> None:
+        error = message.error()
+        if error is not None:
+            self._on_message_error(session, error)
+            return
+        partition, offset = _place(message)
+        opened = session.open.get(partition)
+        if opened is None or offset < opened.next_offset:
+            return
+        if offset > opened.next_offset and not opened.fresh:
+            # The topics here have neither transactions nor compaction, so a gap is a loss: look at the topic again.
+            session.broken = f"partition {partition} jumped from offset {opened.next_offset} to {offset}"
+            del session.open[partition]
+            return
+        opened.next_offset = offset + 1
+        opened.fresh = False
+        taken.setdefault(partition, []).append(_received(message))
+
+    def _position(self, session: _Session, partition: int) -> Position:
+        return Position(self._topic, partition, session.topic_id, session.open[partition].next_offset)
+
+    # Errors
+
+    def _on_message_error(self, session: _Session, error: KafkaError) -> None:
+        code = error.code()
+        if error.fatal() or code == KafkaError._FATAL:
+            session.broken = f"fatal error of the consumer: {error.str()}"
+        elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            session.broken = f"the topic was trimmed or recreated while it was read ({error.str()})"
+        elif code == KafkaError._MAX_POLL_EXCEEDED:
+            logger.warning("%s: polled too late (kafka_max_poll_interval_ms); its partitions went away", self._topic)
+        elif code != KafkaError._PARTITION_EOF:
+            self._warnings.warning(code, "%s: %s", self._topic, error.str())
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal() and self._session is not None:
+            self._session.broken = f"fatal error of the consumer: {error.str()}"
+
+    def _on_commit(self, error: KafkaError | None, _partitions: list[TopicPartition]) -> None:
+        if error is not None:
+            logger.debug("%s: the group's offset was not committed: %s", self._topic, error)
+
+    def _check_topic(self, session: _Session) -> None:
+        """Looks now and then, without waiting, whether the topic is still the same one."""
+        if self._admin is None or client.is_embedded(session.topic_id):
+            return
+        if self._check is not None and self._check.done():
+            check, self._check = self._check, None
+            if check.exception() is None and str(check.result().topic_id) != session.topic_id:
+                session.broken = "the topic was deleted and created again"
+        if self._check is None and time.monotonic() - self._checked_at > TOPIC_CHECK_S:
+            self._checked_at = time.monotonic()
+            topics = TopicCollection([self._topic])
+            self._check = self._admin.describe_topics(topics, request_timeout=client.ANSWER_S)[self._topic]
 
 
 def read_to_end(settings: KafkaSettings, topic: str, *, deadline_s: float) -> Iterator[Received]:
@@ -141,4 +395,89 @@ def read_to_end(settings: KafkaSettings, topic: str, *, deadline_s: float) -> It
 
     A topic that does not exist has none. Raises :class:`TimeoutError` after ``deadline_s`` seconds.
     """
-    raise NotImplementedError
+    deadline = time.monotonic() + deadline_s
+    consumer = client.make_consumer(settings, "celery-durable-read", **{"enable.partition.eof": True})
+    try:
+        found = consumer.list_topics(topic, timeout=client.ANSWER_S).topics[topic]
+        if found.error is not None and found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise KafkaException(found.error)
+        ends = {
+            partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=client.ANSWER_S)
+            for partition in sorted(found.partitions)
+        }
+        unread = {partition for partition, (low, high) in ends.items() if low < high}
+        consumer.assign([TopicPartition(topic, partition, ends[partition][0]) for partition in unread])
+        while unread:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{topic}: not read to its end within {deadline_s} s")
+            message = consumer.poll(0.2)
+            if message is None:
+                continue
+            error, (partition, offset) = message.error(), _place(message)
+            if error is None:
+                if offset < ends[partition][1]:
+                    yield _received(message)
+                if offset + 1 >= ends[partition][1]:
+                    unread.discard(partition)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                unread.discard(partition)
+            elif not error.retriable():
+                raise KafkaException(error)
+    finally:
+        consumer.close()
+
+
+def _answered(found: TopicPartition) -> bool:
+    if found.error is not None:
+        raise KafkaException(found.error)
+    return True
+
+
+def _witness(position: Position) -> TopicPartition:
+    """The offset to commit to Kafka. Its metadata is the topic's ID, since an offset means nothing without it."""
+    return TopicPartition(position.topic, position.partition, position.next_offset, position.topic_id)
+
+
+def _place(message: Message) -> tuple[int, int]:
+    """(partition, offset); -1 where an error has none."""
+    partition, offset = message.partition(), message.offset()
+    return -1 if partition is None else partition, -1 if offset is None else offset
+
+
+def _received(message: Message) -> Received:
+    partition, offset = _place(message)
+    return Received(
+        topic=message.topic() or "",
+        partition=partition,
+        offset=offset,
+        key=_bytes(message.key()),
+        value=_bytes(message.value()),
+        headers=tuple((name, _bytes(value)) for name, value in _headers(message)),
+        timestamp_ms=message.timestamp()[1],
+    )
+
+
+def _headers(message: Message) -> Iterable[tuple[str, str | bytes | None]]:
+    headers = message.headers() or ()
+    return headers.items() if isinstance(headers, dict) else headers
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _log_opening(topic: str, opening: Opening) -> None:
+    where = f"{topic} [{opening.partition}]"
+    if opening.went_back:
+        logger.warning(
+            "%s: the database is behind the committed offset (%s < %s): it was lost or restored",
+            where,
+            opening.stored.next_offset if opening.stored else "nothing",
+            opening.committed,
+        )
+    if opening.recreated:
+        logger.warning("%s: the topic was recreated or cut: reading from its start, offset %d", where, opening.start)
+    elif opening.trimmed:
+        logger.warning("%s: messages were trimmed before they were read: reading from %d", where, opening.start)
+    else:
+        logger.debug("%s: reading from %d of %d", where, opening.start, opening.high)

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException, Producer
 from sqlalchemy import Table
 
+from celery_durable.kafka import client
 from celery_durable.kafka.settings import KafkaSettings
+from celery_durable.kafka.throttle import Throttled
+from celery_durable.store import outbox as rows
 from celery_durable.store.database import Database
+from celery_durable.store.outbox import Outgoing
+
+logger = logging.getLogger(__name__)
+
+REPORT_WAIT_S = 0.05
+"""How long one step waits for a delivery report, in seconds: rows that become due meanwhile wait as long at most."""
+_GRACE_MS = 5_000
+_BATCHES_IN_FLIGHT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    row: Outgoing
+    since: float
 
 
 class Relay:
@@ -13,7 +35,8 @@ class Relay:
 
     Rows are claimed in a short transaction, produced with no lock held, and deleted only for a delivery report that
     says so, only at the version that was sent. An error holds back its own row, by a growing pause; a hung broker
-    costs ``kafka_publish_deadline_ms``. Reordering is harmless (rule 5). For one thread.
+    costs ``kafka_publish_deadline_ms``, and rows for other brokers flow meanwhile. Reordering is harmless (rule 5).
+    For one thread.
 
     :param batch_max: rows at most in one batch.
     """
@@ -28,12 +51,144 @@ class Relay:
         retry_min_ms: int = 100,
         retry_max_ms: int = 30_000,
     ) -> None:
-        raise NotImplementedError
+        self._database = database
+        self._outbox = outbox
+        self._settings = settings
+        self._batch_max = batch_max
+        self._retry_min_ms = retry_min_ms
+        self._retry_max_ms = retry_max_ms
+        self._deadline_s = (settings.kafka_publish_deadline_ms + _GRACE_MS / 2) / 1000
+        self._producer: Producer | None = None
+        self._broken: str | None = None
+        self._in_flight: dict[tuple[int, int], _InFlight] = {}
+        self._sent: list[Outgoing] = []
+        self._not_sent: list[Outgoing] = []
+        self._warnings = Throttled(logger)
 
     def step(self) -> float | None:
         """Sends one batch. As :data:`celery_durable.scheduling.loop.Step`: None, or seconds until a row is due."""
-        raise NotImplementedError
+        producer = self._usable_producer()
+        producer.poll(0)
+        due_s = self._send_due(producer)
+        if self._in_flight:
+            producer.poll(REPORT_WAIT_S)
+        self._give_up_overdue()
+        settled = self._settle()
+        return None if settled or self._in_flight else due_s
 
     def close(self) -> None:
         """Ends the producer. What Kafka has not acknowledged stays in the outbox."""
-        raise NotImplementedError
+        if self._producer is None:
+            return
+        self._producer.flush(min(1.0, self._deadline_s))
+        self._retire("closed")
+        self._settle()
+
+    def _send_due(self, producer: Producer) -> float:
+        """Claims and produces what is due, as far as there is room. Returns the seconds until the next is due."""
+        room = min(self._batch_max, self._batch_max * _BATCHES_IN_FLIGHT - len(self._in_flight))
+        if room <= 0:
+            return REPORT_WAIT_S
+        with self._database.reading() as connection:
+            due_ms = rows.due_in_ms(connection, self._outbox)
+        if due_ms is None:
+            return float("inf")
+        if due_ms > 0:
+            return due_ms / 1000
+        hold_ms = self._settings.kafka_publish_deadline_ms + _GRACE_MS
+        with self._database.transaction() as connection:
+            claimed = rows.claim(connection, self._outbox, limit=room, hold_ms=hold_ms)
+        for row in claimed:
+            self._produce(producer, row)
+        # None claimed: another relay has them.
+        return 0.0 if claimed else float("inf")
+
+    def _produce(self, producer: Producer, row: Outgoing) -> None:
+        self._in_flight[row.no, row.version] = _InFlight(row, time.monotonic())
+
+        def produce() -> None:
+            producer.produce(
+                row.topic,
+                value=row.body,
+                key=row.key.encode() or None,
+                headers=dict(row.headers) if row.headers else None,
+                on_delivery=lambda error, _message: self._on_delivery(row, error),
+            )
+
+        try:
+            try:
+                produce()
+            except BufferError:
+                # librdkafka's queue is full: its reports make room.
+                producer.poll(REPORT_WAIT_S)
+                produce()
+        except BufferError:
+            self._failed(row, "the producer's queue is full")
+        except KafkaException as error:
+            self._failed(row, error.args[0])
+
+    def _on_delivery(self, row: Outgoing, error: KafkaError | None) -> None:
+        if error is not None:
+            self._failed(row, error)
+        elif self._in_flight.pop((row.no, row.version), None) is not None:
+            self._sent.append(row)
+
+    def _failed(self, row: Outgoing, error: KafkaError | str) -> None:
+        """Keeps the row: whatever the error says, the message may have been written."""
+        if self._in_flight.pop((row.no, row.version), None) is None:
+            return
+        self._not_sent.append(row)
+        if isinstance(error, KafkaError):
+            if error.fatal():
+                self._broken = error.str()
+            if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+                return
+            kind, reason = error.code(), error.str()
+            if kind in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                reason += "; create it with the command `topics apply`"
+        else:
+            kind, reason = -1, error
+        self._warnings.warning(
+            (row.topic, kind), "%s, key %r: not sent, will be sent again: %s", row.topic, row.key[:100], reason
+        )
+
+    def _give_up_overdue(self) -> None:
+        now = time.monotonic()
+        overdue = [f.row for f in self._in_flight.values() if now - f.since > self._deadline_s]
+        for row in overdue:
+            self._failed(row, "no delivery report within kafka_publish_deadline_ms")
+
+    def _settle(self) -> bool:
+        """Writes down what the delivery reports said. True if they said anything."""
+        sent, not_sent = self._sent, self._not_sent
+        if not sent and not not_sent:
+            return False
+        with self._database.transaction() as connection:
+            rows.delivered(connection, self._outbox, sent)
+            rows.failed(
+                connection,
+                self._outbox,
+                not_sent,
+                retry_min_ms=self._retry_min_ms,
+                retry_max_ms=self._retry_max_ms,
+            )
+        self._sent, self._not_sent = [], []
+        return True
+
+    def _usable_producer(self) -> Producer:
+        if self._broken is not None:
+            logger.error("the producer is unusable (%s): going on with a new one", self._broken)
+            self._retire(self._broken)
+        if self._producer is None:
+            self._producer = client.make_producer(self._settings)
+        return self._producer
+
+    def _retire(self, reason: str) -> None:
+        """Drops the producer. Its unreported rows count as not sent."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer.poll(0)
+            self._producer = None
+        self._broken = None
+        for one in list(self._in_flight.values()):
+            self._failed(one.row, reason)
