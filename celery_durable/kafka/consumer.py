@@ -252,11 +252,7 @@ class PartitionReader:
         if not partitions:
             return {}
         consumer, topic = session.consumer, self._topic
-        committed = {
-            found.partition: Witness(found.offset, found.metadata or session.topic_id)
-            for found in consumer.committed([TopicPartition(topic, p) for p in partitions], client.ANSWER_S)
-            if _answered(found) and found.offset >= 0
-        }
+        committed = witnesses(consumer, topic, partitions, session.topic_id)
         # Only after the committed offsets: what is committed was in SQL before, so SQL can only be ahead.
         stored = self._load()
         openings = []
@@ -427,10 +423,16 @@ def read_to_end(settings: KafkaSettings, topic: str, *, deadline_s: float) -> It
         consumer.close()
 
 
-def _answered(found: TopicPartition) -> bool:
-    if found.error is not None:
-        raise KafkaException(found.error)
-    return True
+def witnesses(consumer: Consumer, topic: str, partitions: Iterable[int], topic_id: str) -> dict[int, Witness]:
+    """The committed offsets of the consumer's group. One without a topic's ID is taken to be of ``topic_id``.
+
+    :raises KafkaException: Kafka did not answer.
+    """
+    found = consumer.committed([TopicPartition(topic, partition) for partition in partitions], client.ANSWER_S)
+    for one in found:
+        if one.error is not None:
+            raise KafkaException(one.error)
+    return {one.partition: Witness(one.offset, one.metadata or topic_id) for one in found if one.offset >= 0}
 
 
 def _witness(position: Position) -> TopicPartition:

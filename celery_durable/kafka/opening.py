@@ -56,11 +56,12 @@ def open_partition(
         start=start,
         recreated=recreated,
         trimmed=trimmed,
-        went_back=committed is not None and _went_back(topic_id, stored, committed),
+        went_back=committed is not None and went_back(topic_id, stored, committed),
     )
 
 
-def _went_back(topic_id: str, stored: Position | None, committed: Witness) -> bool:
+def went_back(topic_id: str, stored: Position | None, committed: Witness) -> bool:
+    """Whether SQL is behind the witness, which must have been read before ``stored``."""
     if stored is None:
         return True
     if stored.topic_id == committed.topic_id:
