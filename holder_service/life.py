@@ -13,43 +13,45 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import IntegrityError
 
+from celery_durable.store import counters
 from celery_durable.store.clock import now_ms
-from holder_service.store import HolderTables, clock_ms
+from holder_service.store import VERSION_COUNTER, HolderTables, clock_ms
 
 Phase = Literal["ready", "rebuilding", "topic_lost"]
-"""``ready``: in service. ``rebuilding``: one instance reads the topics. ``topic_lost``: the topic was lost together with
-the database, so nobody knows what was given: nothing is given until the operator says go."""
+"""``ready``: in service. ``rebuilding``: one instance reads the topics. ``topic_lost``: the topic was lost with the
+database, so nobody knows what was given: nothing is given until the operator says go."""
 
 _ONLY = 1
 
 
 class Rebuild(BaseModel):
-    """How far the rebuild has come. ``ends``: where each partition of the accounts topic ended when it began."""
+    """Who rebuilds, and how far it has come. An empty ``rebuilder`` gave it up: anyone may take it over."""
 
     model_config = ConfigDict(frozen=True)
 
-    rebuilder: str
-    topic_id: str
-    limits_read: bool = False
-    ends: dict[int, int]
-    positions: dict[int, int]
-
-    @property
-    def left(self) -> int:
-        """Offsets still to be read."""
-        return sum(max(0, end - self.positions.get(partition, 0)) for partition, end in self.ends.items())
+    rebuilder: str = ""
+    read: int = 0
+    """Messages of the accounts topic that were applied."""
+    total: int = 0
+    """Messages that it had when the rebuild began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The database's row. ``changed_ms_ago`` is its age by the database's clock, for those who wait on a rebuild."""
+    """The database's row, and the database's time when it was read."""
 
     epoch: int
     born_at_ms: int
     phase: Phase
     revision: int
     rebuild: Rebuild | None = None
-    changed_ms_ago: int = field(default=0, compare=False)
+    changed_at_ms: int = field(default=0, compare=False)
+    now_ms: int = field(default=0, compare=False)
+
+    @property
+    def silent_ms(self) -> int:
+        """How long nobody wrote the row."""
+        return self.now_ms - self.changed_at_ms
 
 
 class LifeChanged(Exception):
@@ -67,7 +69,8 @@ def load(connection: Connection, tables: HolderTables) -> Life | None:
         phase=record.phase,
         revision=record.revision,
         rebuild=None if record.rebuild is None else Rebuild.model_validate_json(record.rebuild),
-        changed_ms_ago=record.now - record.changed_at,
+        changed_at_ms=record.changed_at,
+        now_ms=record.now,
     )
 
 
@@ -92,7 +95,12 @@ def change(
     epoch: int | None = None,
     rebuild: Rebuild | None = None,
 ) -> Life:
-    """Moves the row on from ``old``; what is None stays, except the rebuild. Raises :class:`LifeChanged`."""
+    """Moves the row on from ``old``; what is None stays, except the rebuild. Raises :class:`LifeChanged`.
+
+    It takes the counter's lock first, as every holder's transaction does: none that began in the old life commits
+    after this one.
+    """
+    counters.draw(connection, tables.counters, VERSION_COUNTER)
     new = replace(
         old,
         phase=old.phase if phase is None else phase,

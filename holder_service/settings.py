@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import difflib
+import logging
+import os
+from collections.abc import Collection
+from typing import Annotated, Any, Self
 
-from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from celery_durable.errors import ConfigurationError
 from celery_durable.kafka.settings import KafkaSettings
+from holder_service.semaphore import Rules, SemaphoreSettings
+
+logger = logging.getLogger(__name__)
+
+ENV_PREFIX = "HOLDER_"
+_HIDDEN = frozenset({"database_url", "kafka_options"})
+"""Fields whose value may hold a password: no message shows them."""
+
+RuleLimit = Annotated[int, Field(ge=0, le=1_000_000_000, strict=True)]
+RuleName = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class HolderSettings(KafkaSettings, BaseSettings):
     """Every setting of a holder. Units are last in a name: ``_s`` seconds, ``_ms`` milliseconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="HOLDER_", env_file=".env", extra="ignore", frozen=True, validate_default=True
+        env_prefix=ENV_PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True
     )
 
     database_url: SecretStr = Field(
@@ -36,11 +51,14 @@ class HolderSettings(KafkaSettings, BaseSettings):
         description="Kafka consumer group of all holder instances.",
     )
     batch_max: int = Field(default=500, ge=1, le=10_000, description="Messages merged in one transaction.")
-    limits: dict[str, int] = Field(
+    cache_accounts_max: int = Field(
+        default=10_000, ge=1, le=10_000_000, description="Accounts whose rows are kept in memory at most."
+    )
+    limits: dict[RuleName, RuleLimit] = Field(
         default_factory=dict,
         description="Limits by whole account, by name (the part before ':'), or '*', as JSON.",
     )
-    group_limits: dict[str, int] = Field(
+    group_limits: dict[RuleName, RuleLimit] = Field(
         default_factory=dict, description="The same for the limit of each group of an account."
     )
     claim_window_s: float = Field(
@@ -75,7 +93,112 @@ class HolderSettings(KafkaSettings, BaseSettings):
     )
     shutdown_s: float = Field(default=5.0, gt=0, le=600, description="How long a holder may take to end after SIGTERM.")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("a boolean is no number and no text")
+        return value
 
-def load(**overrides: Any) -> HolderSettings:
-    """The holder's settings. Raises :class:`ConfigurationError` naming field, value and remedy."""
-    raise NotImplementedError
+    @field_validator("database_schema", "forfeit_after_s", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        # (field, its value, what it must not be above, that one's value)
+        for field, value, bound, highest in (
+            ("claim_window_s", self.claim_window_s, "claim_window_max_s", self.claim_window_max_s),
+            ("turn_ms", self.turn_ms, "reporting_lifetime_s in ms", self.reporting_lifetime_s * 1000),
+            (
+                "reporting_lifetime_s",
+                self.reporting_lifetime_s,
+                "forfeit_after_s",
+                float("inf") if self.forfeit_after_s is None else self.forfeit_after_s,
+            ),
+            (
+                "kafka_session_timeout_ms",
+                self.kafka_session_timeout_ms,
+                "kafka_max_poll_interval_ms",
+                self.kafka_max_poll_interval_ms,
+            ),
+            ("poll_max_ms", self.poll_max_ms, "shutdown_s in ms", self.shutdown_s * 1000),
+            ("kafka_linger_ms", self.kafka_linger_ms, "kafka_publish_deadline_ms", self.kafka_publish_deadline_ms),
+        ):
+            if value > highest:
+                raise ValueError(
+                    f"{field} = {value:g} is above {bound} ({highest:g}): lower {field} or raise {bound.split()[0]}"
+                )
+        return self
+
+    def semaphore(self) -> SemaphoreSettings:
+        """What the pure decisions are given of these settings."""
+        return SemaphoreSettings(
+            claim_window_ms=round(self.claim_window_s * 1000),
+            claim_window_max_ms=round(self.claim_window_max_s * 1000),
+            turn_ms=self.turn_ms,
+            reporting_lifetime_ms=round(self.reporting_lifetime_s * 1000),
+            forfeit_after_ms=None if self.forfeit_after_s is None else round(self.forfeit_after_s * 1000),
+            rules=Rules(accounts=self.limits, group_limits=self.group_limits),
+        )
+
+
+def load(*, required: Collection[str] = ("database_url",), **overrides: Any) -> HolderSettings:
+    """The holder's settings: ``overrides`` over the environment over ``.env`` over the defaults.
+
+    :param required: text settings that must not be empty.
+    :raises ConfigurationError: a value is out of bounds, unknown or missing; the message names field, value and remedy.
+    """
+    for field in overrides:
+        if field not in HolderSettings.model_fields:
+            raise ConfigurationError(f"{field}: there is no such setting{_nearest(field)}")
+    _warn_of_unknown_environment()
+    try:
+        settings = HolderSettings(**overrides)
+    except ValidationError as error:
+        raise ConfigurationError(_describe(error)) from None
+    except SettingsError as error:
+        # Its cause holds the whole text that could not be parsed, maybe with a password.
+        raise ConfigurationError(f"{error}: a dictionary is given as one JSON object") from None
+    for field in required:
+        value = getattr(settings, field)
+        if not (value.get_secret_value() if isinstance(value, SecretStr) else value):
+            description = HolderSettings.model_fields[field].description
+            raise ConfigurationError(f"{field} is not set: {description} {_remedy(field)}")
+    return settings
+
+
+def _describe(error: ValidationError) -> str:
+    parts = []
+    for problem in error.errors(include_url=False, include_context=False):
+        message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("\n", " ")
+        if not problem["loc"]:
+            parts.append(message)
+            continue
+        field = str(problem["loc"][0])
+        name = ".".join(str(part) for part in problem["loc"])
+        shown = "(hidden)" if field in _HIDDEN else _short(problem["input"])
+        parts.append(f"{name} = {shown}: {message}. {_remedy(field)}")
+    return "; ".join(parts)
+
+
+def _warn_of_unknown_environment() -> None:
+    for name in os.environ:
+        field = name.removeprefix(ENV_PREFIX).lower()
+        if name.startswith(ENV_PREFIX) and field not in HolderSettings.model_fields:
+            logger.warning("%s: there is no such setting%s; ignored", name, _nearest(field))
+
+
+def _nearest(name: str) -> str:
+    matches = difflib.get_close_matches(name, HolderSettings.model_fields, n=1)
+    return f", did you mean {matches[0]!r}?" if matches else ""
+
+
+def _remedy(field: str) -> str:
+    return f"Set {ENV_PREFIX}{field.upper()}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"

@@ -7,7 +7,7 @@ two holders that both believe they own a partition, only one commits. All times 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -38,8 +38,7 @@ from holder_service.semaphore import AccountState
 
 DEFAULT_PREFIX = "holder_"
 VERSION_COUNTER = "version"
-COUNTERS = (VERSION_COUNTER,)
-"""Rows of the counters table, made by the first migration with value 0."""
+"""Its row is made by the first migration, with value 0."""
 PARAMETERS_MAX = 5_000
 """Keys in one statement at most: PostgreSQL refuses more than 65,535 parameters, older SQLite more than 32,766."""
 
@@ -125,6 +124,11 @@ class Write:
     account: str
     old_version: int | None
     new: Row | None
+
+
+def rewrite(row: Row, version: int, state: AccountState, *, due_at_ms: int) -> Write:
+    """The write that gives ``row`` another ``state``, and has its holder look at it at ``due_at_ms``."""
+    return Write(row.account, row.version, replace(row, version=version, due_at_ms=due_at_ms, state=state))
 
 
 class VersionMoved(Exception):

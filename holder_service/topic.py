@@ -1,0 +1,73 @@
+"""What the accounts topic looks like as a whole, before any partition is owned: for the choice of the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from celery_durable.kafka.client import ANSWER_S, make_admin, make_consumer, topic_id
+from celery_durable.kafka.settings import KafkaSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """One partition: its first offset, its end, and the group's committed offset (None: there is none)."""
+
+    low: int
+    high: int
+    committed: int | None
+    foreign: bool = False
+    """The committed offset is of a topic that this one took the place of."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """The topic's partitions as they were at one moment. A topic that does not exist has none."""
+
+    topic: str
+    topic_id: str
+    partitions: Mapping[int, Extent]
+
+    @property
+    def messages(self) -> int:
+        """Messages that it has."""
+        return sum(extent.high - extent.low for extent in self.partitions.values())
+
+    @property
+    def untouched(self) -> bool:
+        """Nothing was ever read here, and nothing is there to read: a first start."""
+        return self.messages == 0 and all(extent.committed is None for extent in self.partitions.values())
+
+    @property
+    def lost(self) -> bool:
+        """The group has read what the topic no longer has: all of it is gone, or another topic took its place."""
+        read = [extent for extent in self.partitions.values() if extent.committed is not None]
+        return bool(read) and (self.messages == 0 or any(extent.foreign for extent in read))
+
+
+def view(settings: KafkaSettings, topic: str, group_id: str) -> TopicView:
+    """Looks at ``topic`` without joining ``group_id``. Raises :class:`KafkaException` when Kafka does not answer."""
+    consumer = make_consumer(settings, group_id)
+    try:
+        identity = topic_id(make_admin(settings), topic)
+        metadata = consumer.list_topics(topic, timeout=ANSWER_S).topics.get(topic)
+        numbers = [] if metadata is None else sorted(metadata.partitions)
+        if identity is None or not numbers:
+            return TopicView(topic, identity or "", {})
+        # The group's offsets first: what is committed later is in the partition's extent for certain.
+        answers = consumer.committed([TopicPartition(topic, number) for number in numbers], timeout=ANSWER_S)
+        extents = {}
+        for answer in answers:
+            if answer.error is not None:
+                raise KafkaException(answer.error)
+            partition = TopicPartition(topic, answer.partition)
+            low, high = consumer.get_watermark_offsets(partition, timeout=ANSWER_S)
+            committed = answer.offset if answer.offset >= 0 else None
+            # The reader writes the topic's ID beside the offset that it commits.
+            foreign = committed is not None and (committed > high or (answer.metadata or identity) != identity)
+            extents[answer.partition] = Extent(low, high, committed, foreign)
+        return TopicView(topic, identity, extents)
+    finally:
+        consumer.close()
