@@ -136,7 +136,7 @@ def build_tables(prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> Tab
             where=f"account IS NOT NULL AND state IN {_in(PERMIT_STATES)}",
         ),
         index("operations_due", "due_at", where=f"state IN {_in((SCHEDULED, RETRYING))}"),
-        index("operations_deliver", "queue", "due_at", where=f"state = '{ADMITTED}'"),
+        index("operations_deliver", "queue", "sends", "due_at", where=f"state = '{ADMITTED}'"),
         index("operations_alive", "alive_until", where=f"state = '{RUNNING}'"),
         index(
             "operations_expires",

@@ -147,7 +147,7 @@ def upgrade() -> None:
     op.create_index(
         f"{prefix}operations_deliver",
         f"{prefix}operations",
-        ["queue", "due_at"],
+        ["queue", "sends", "due_at"],
         postgresql_where=sa.text("state = 'admitted'"),
         sqlite_where=sa.text("state = 'admitted'"),
         schema=schema,
