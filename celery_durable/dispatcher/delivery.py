@@ -1,0 +1,174 @@
+"""Delivery: sends admitted operations to Celery, again and again until they start (design, section 6).
+
+It has a thread and a broker connection of its own, so a broker that hangs stalls no pass. A message is sent after the
+commit that admitted its operation, and never holds a transaction open.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from celery_durable.dispatcher.publisher import BrokerUnavailable, Publisher
+from celery_durable.runtime import Runtime
+from celery_durable.store import accounts
+from celery_durable.store.admission import Admitted
+from celery_durable.store.delivery import Deliveries, GivenBack, QueueLoad
+from celery_durable.store.sending import Resends
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logging.getLogger(__name__)
+
+HANDED_BATCHES_MAX = 50
+"""Batches of operations that wait in memory at most; the rest are found in SQL when they are due again."""
+
+
+def _nothing() -> None:
+    """For a process without passes."""
+
+
+class Delivery:
+    """Delivers what passes hand over, and what is due in SQL. :meth:`hand_over` may be called from any thread.
+
+    :param on_wakes: called after the commit of new rows of ``wakes``.
+    """
+
+    def __init__(self, app: Celery, runtime: Runtime, *, on_wakes: Callable[[], None] = _nothing) -> None:
+        settings = runtime.settings
+        self._database = runtime.database
+        self._tables = runtime.tables
+        self._on_wakes = on_wakes
+        self._batch_max = settings.deliver_batch_max
+        self._sent_max = settings.sent_not_started_max
+        self._deadline_s = settings.publish_deadline_s
+        self._resends = Resends.of(settings)
+        self._statements = Deliveries(runtime.tables, self._resends)
+        self._publisher = Publisher(app, deadline_s=settings.publish_deadline_s)
+        self._handed: deque[tuple[float, Admitted]] = deque()
+        self._handed_max = HANDED_BATCHES_MAX * self._batch_max
+        self._stopping = threading.Event()
+
+    def hand_over(self, admitted: Sequence[Admitted]) -> None:
+        """Takes operations that were admitted, in a transaction that is committed, to be sent now."""
+        now = time.monotonic()
+        room = self._handed_max - len(self._handed)
+        self._handed.extend((now, one) for one in admitted[: max(0, room)])
+
+    def step(self) -> float | None:
+        """Sends one batch (a :data:`~celery_durable.scheduling.loop.Step`)."""
+        handed = self._take_handed()
+        try:
+            loads = self._statements.queues(self._database.held(), self._sent_max + len(handed))
+            if not handed and not any(self._has_work(load) for load in loads):
+                return min((_next_s(load) for load in loads), default=float("inf"))
+            self._publisher.connect()
+        except Exception as error:
+            self._handed.extendleft((time.monotonic(), one) for one in reversed(handed))
+            if not isinstance(error, BrokerUnavailable):
+                self._database.drop_held()
+            raise
+        taken = self._claim(handed, loads)
+        return None if self._send(taken) else 0.0
+
+    def stop(self) -> None:
+        """Has a step that is under way end early. May be called from any thread."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Drops the broker connection."""
+        self._publisher.close()
+
+    def _take_handed(self) -> list[Admitted]:
+        """What passes handed over, but for what has waited so long that it is due again in SQL."""
+        taken: list[Admitted] = []
+        oldest = time.monotonic() - 0.8 * self._resends.min_ms / 1000
+        while self._handed and len(taken) < self._batch_max:
+            since, one = self._handed.popleft()
+            if since > oldest:
+                taken.append(one)
+        return taken
+
+    def _has_work(self, load: QueueLoad) -> bool:
+        return load.again_due_s <= 0 or (load.new_due_s <= 0 and load.sent < self._sent_max)
+
+    def _claim(self, handed: Sequence[Admitted], loads: Sequence[QueueLoad]) -> list[Admitted]:
+        """What to send now: within each queue's room, at most a batch or so, no queue left out."""
+        sent = {load.queue: load.sent for load in loads}
+        # Those handed over count as sent in SQL already.
+        for queue, count in Counter(one.queue for one in handed).items():
+            sent[queue] = max(0, sent.get(queue, 0) - count)
+        taken: list[Admitted] = []
+        excess: list[Admitted] = []
+        for one in handed:
+            fits = sent[one.queue] < self._sent_max
+            (taken if fits else excess).append(one)
+            sent[one.queue] += 1 if fits else 0
+        due = [load for load in loads if load.again_due_s <= 0 or load.new_due_s <= 0]
+        given_back: list[GivenBack] = []
+        if due or excess:
+            share = max(1, self._batch_max // 4, self._batch_max - len(taken)) // max(1, len(due))
+            with self._database.transaction() as connection:
+                self._statements.put_back(connection, excess)
+                for load in due:
+                    if load.again_due_s <= 0:
+                        given_back += self._statements.give_back(connection, load.queue, max(1, share))
+                        taken += self._statements.claim_again(connection, load.queue, max(1, share))
+                    room = min(max(1, share), self._sent_max - sent[load.queue])
+                    if load.new_due_s <= 0 and room > 0:
+                        taken += self._statements.claim_new(connection, load.queue, room)
+                accounts.wake(connection, self._tables, (one.account for one in given_back))
+        self._tell(given_back)
+        return taken
+
+    def _send(self, taken: Sequence[Admitted]) -> int:
+        """Publishes the messages. What could not be sent, by no fault of its own, is due again at once."""
+        deadline = time.monotonic() + self._deadline_s
+        outbound = self._statements.load(self._database.held(), taken)
+        done = 0
+        try:
+            for one in outbound:
+                if time.monotonic() > deadline or self._stopping.is_set():
+                    break
+                try:
+                    self._publisher.publish(one)
+                except BrokerUnavailable:
+                    raise
+                except Exception as error:  # noqa: BLE001 - a message that cannot be sent fails alone (case B13)
+                    logger.warning(
+                        "operation %s cannot be sent to queue %r: %s: %s; it is tried again later",
+                        one.admitted.id,
+                        one.admitted.queue,
+                        type(error).__name__,
+                        error,
+                    )
+                done += 1
+        finally:
+            if done < len(outbound):
+                with self._database.transaction() as connection:
+                    self._statements.put_back(connection, [one.admitted for one in outbound[done:]])
+        return done
+
+    def _tell(self, given_back: Sequence[GivenBack]) -> None:
+        for one in given_back:
+            logger.warning(
+                "operation %s (task %s) was sent to queue %r %d times and not started: does a worker consume that "
+                "queue and know that task? It waits %.0f s%s",
+                one.id,
+                one.task,
+                one.queue,
+                one.sends,
+                one.wait_ms / 1000,
+                "" if one.account is None else f", and account {one.account!r} has its permit back",
+            )
+        if any(one.account is not None for one in given_back):
+            self._on_wakes()
+
+
+def _next_s(load: QueueLoad) -> float:
+    return max(0.0, load.again_due_s if load.new_due_s <= 0 else min(load.new_due_s, load.again_due_s))

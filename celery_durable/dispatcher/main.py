@@ -1,0 +1,156 @@
+"""The dispatcher: a service's background process. Any number may run for one database, and any may die at any time."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from celery_durable.dispatcher.delivery import Delivery
+from celery_durable.dispatcher.passes import Passes
+from celery_durable.dispatcher.recovery import Recovery
+from celery_durable.dispatcher.replies import ReplyReader
+from celery_durable.dispatcher.retention import LOOK_EVERY_S, Retention
+from celery_durable.errors import ConfigurationError
+from celery_durable.kafka.relay import Relay
+from celery_durable.monitoring import events
+from celery_durable.runtime import Runtime, runtime_of
+from celery_durable.scheduling.loop import Loop, Step, stop_all
+from celery_durable.store import migrate
+from celery_durable.store.accounts import client_identity
+from celery_durable.store.admission import Admitted
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logging.getLogger(__name__)
+
+
+def run(app: Celery, *, stop: threading.Event | None = None) -> int:
+    """Runs a dispatcher in the foreground until SIGTERM, SIGINT or ``stop``. Returns the exit code.
+
+    It ends within ``shutdown_s``: what is under way then is found in the rows by another dispatcher or the next start.
+    A Kafka or a broker that does not answer does not end it; missing settings and a schema that does not fit do.
+
+    :raises ConfigurationError: a setting is missing or wrong, the schema does not fit (:class:`SchemaError`), or the
+        database belongs to another ``client_id``.
+    """
+    runtime = runtime_of(app)
+    _check(runtime)
+    stop = threading.Event() if stop is None else stop
+    dispatcher = Dispatcher(app, runtime)
+    with _signals_set(stop):
+        dispatcher.start()
+        logger.info("dispatcher of %s: started", runtime.settings.client_id)
+        stop.wait()
+        logger.info("dispatcher of %s: ending", runtime.settings.client_id)
+        late = dispatcher.stop(runtime.settings.shutdown_s)
+    if late:
+        logger.warning("ended with work under way in: %s; it goes on from the rows", ", ".join(late))
+    return 0
+
+
+class Dispatcher:
+    """The loops of one dispatcher, and the hints that they give each other. A lost hint costs one pause."""
+
+    def __init__(self, app: Celery, runtime: Runtime) -> None:
+        settings = runtime.settings
+        self._runtime = runtime
+        self._delivery = Delivery(app, runtime, on_wakes=self._wake_passes)
+        self._relay = Relay(runtime.database, runtime.tables.outbox, settings, batch_max=settings.relay_batch_max)
+        passes = Passes(runtime, hand_over=self._hand_over)
+        self._replies = ReplyReader(runtime, Passes(runtime, hand_over=self._hand_over))
+        recovery = Recovery(runtime, on_wakes=self._wake_passes, on_admitted=self._wake_delivery)
+        self._passes_loop = self._loop("passes", _then(passes.step, self._wake_relay))
+        self._delivery_loop = self._loop("delivery", self._delivery.step)
+        self._relay_loop = self._loop("relay", self._relay.step)
+        self._loops = [
+            self._passes_loop,
+            self._delivery_loop,
+            self._relay_loop,
+            self._loop("replies", _then(self._replies.step, self._wake_relay)),
+            self._loop("recovery", recovery.step),
+            self._loop("events", events.make_step(app)),
+            Loop("retention", Retention(runtime).step, pause_min_s=1.0, pause_max_s=LOOK_EVERY_S),
+        ]
+
+    def start(self) -> None:
+        """Starts the loops, each in a thread of its own."""
+        for loop in self._loops:
+            loop.start()
+
+    def stop(self, timeout_s: float) -> list[str]:
+        """Ends the loops within ``timeout_s`` seconds; returns the names of those that had to be left."""
+        self._delivery.stop()
+        late = stop_all(self._loops, timeout_s)
+        for name, close in (
+            ("delivery", self._delivery.close),
+            ("relay", self._relay.close),
+            ("replies", self._replies.close),
+        ):
+            if name not in late:
+                close()
+        if not late:
+            self._runtime.database.dispose()
+        return late
+
+    def _loop(self, name: str, step: Step) -> Loop:
+        settings = self._runtime.settings
+        return Loop(name, step, pause_min_s=settings.poll_min_ms / 1000, pause_max_s=settings.poll_max_ms / 1000)
+
+    def _hand_over(self, admitted: Sequence[Admitted]) -> None:
+        if admitted:
+            self._delivery.hand_over(admitted)
+            self._wake_delivery()
+
+    def _wake_passes(self) -> None:
+        self._passes_loop.wake()
+
+    def _wake_delivery(self) -> None:
+        self._delivery_loop.wake()
+
+    def _wake_relay(self) -> None:
+        self._relay_loop.wake()
+
+
+def _then(step: Step, hint: Callable[[], None]) -> Step:
+    """The step, with a hint after each time that it did work."""
+
+    def stepped() -> float | None:
+        due_s = step()
+        if due_s is None:
+            hint()
+        return due_s
+
+    return stepped
+
+
+def _check(runtime: Runtime) -> None:
+    settings = runtime.settings
+    if not settings.kafka_bootstrap_servers:
+        raise ConfigurationError(
+            "kafka_bootstrap_servers is empty: a dispatcher needs Kafka to ask the holder for permits; set "
+            "CELERY_DURABLE_KAFKA_BOOTSTRAP_SERVERS=host:port, or use `durable up`, which brings its own"
+        )
+    migrate.check(runtime.database, runtime.tables)
+    with runtime.database.transaction() as connection:
+        client_identity(connection, runtime.tables, settings.client_id)
+
+
+@contextmanager
+def _signals_set(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set ``stop`` while this lasts. Elsewhere than in the main thread it changes nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

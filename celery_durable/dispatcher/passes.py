@@ -1,0 +1,299 @@
+"""The client's passes: bring accounts up to date, each batch in one transaction (design, section 7).
+
+The decisions are made by :mod:`celery_durable.permits.queue`, without I/O. This is the shell around them: it locks the
+accounts' rows, reads what the core needs while it holds the locks, admits the operations, and stages the reports.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import InterfaceError, OperationalError
+
+from celery_durable.permits.messages import AccountReply
+from celery_durable.permits.queue import GroupCounts, Outcome, Plan, QueueSettings, finish, plan, seal
+from celery_durable.runtime import Runtime
+from celery_durable.store import counters, outbox
+from celery_durable.store.accounts import REPORT_SEQ, Accounts, AccountWrite, client_identity
+from celery_durable.store.admission import Admission, Admitted
+from celery_durable.store.sending import Resends
+
+logger = logging.getLogger(__name__)
+
+REPORT_SLOT = "report"
+"""Outbox slot of an account's report: a newer one replaces the unsent one."""
+LOCKED_ROWS_PAUSE_MS = 1_000
+"""When an account is looked at again after others held rows that could have been admitted (case A36)."""
+CONTENTION_PAUSE_S = 0.02
+"""Pause when other dispatchers hold every account that needs a pass."""
+FAILURE_PAUSE_MAX_S = 60.0
+
+_DEFAULTS = QueueSettings(client_id="", incarnation="")
+
+HandOver = Callable[[Sequence[Admitted]], None]
+"""Takes what was admitted, after the commit. It must not fail, and may forget: what is not sent is sent later."""
+AfterCommit = Callable[[], None]
+"""To be called once the transaction is committed, and not if it is rolled back."""
+
+
+@dataclass(slots=True)
+class _Failure:
+    again_at: float
+    pause_s: float
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What one transaction did with its accounts."""
+
+    locked: int = 0
+    admitted: list[Admitted] = field(default_factory=list)
+    failed: dict[str, Exception] = field(default_factory=dict)
+
+
+def _forget(admitted: Sequence[Admitted]) -> None:
+    """For a process without a delivery of its own: another one sends when the resend time has come."""
+
+
+class Passes:
+    """Brings accounts up to date. Any number of processes may do so for one database: they share by row locks.
+
+    :param hand_over: takes admitted operations to the delivery, after the commit.
+    """
+
+    def __init__(self, runtime: Runtime, *, hand_over: HandOver = _forget) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._tables = runtime.tables
+        self._database = runtime.database
+        self._hand_over = hand_over
+        self._core: QueueSettings | None = None
+        self._accounts = Accounts(
+            runtime.tables, runtime.database.dialect, waiting_count_max=_DEFAULTS.waiting_count_max
+        )
+        self._admission = Admission(runtime.tables, runtime.database.dialect, Resends.of(runtime.settings))
+        self._after = ""
+        self._failures: dict[str, _Failure] = {}
+
+    def step(self) -> float | None:
+        """One batch of accounts that have wakes or are due (a :data:`~celery_durable.scheduling.loop.Step`).
+
+        Accounts that another dispatcher is at are left to it; one that fails is tried again later, alone (case F5).
+        """
+        limit = self._settings.pass_accounts_max
+        connection = self._database.held()
+        try:
+            due, next_s = self._accounts.due(connection, max(1, limit // 2))
+            woken = self._accounts.woken(connection, self._after, max(1, limit - len(due)))
+        except Exception:
+            self._database.drop_held()
+            raise
+        chosen = self._ready(dict.fromkeys([*due, *woken]))
+        if not chosen:
+            return min([next_s, *self._failure_pauses()])
+        self._after = woken[-1] if woken else ""
+        with self._database.transaction() as transaction:
+            batch = self._bring_up_to_date(transaction, chosen, {})
+        self._hand_over(batch.admitted)
+        self._note(chosen, batch)
+        return None if batch.locked else CONTENTION_PAUSE_S
+
+    def apply_replies(self, connection: Connection, replies: Sequence[AccountReply]) -> AfterCommit:
+        """Applies the holder's replies in the caller's transaction, waiting for the accounts' locks.
+
+        Of several replies for one account only the newest counts, as if the others had been lost (rule 5). A reply
+        that fails is logged and skipped: the holder repeats it until it is acknowledged. To be called once in a
+        transaction, before it touches another row that passes write: all locks are taken in one order.
+        """
+        newest: dict[str, AccountReply] = {}
+        core = self._core_settings(connection)
+        for reply in replies:
+            if (reply.client_id, reply.incarnation) != (core.client_id, core.incarnation):
+                continue
+            known = newest.get(reply.account)
+            if known is None or _age(reply) >= _age(known):
+                newest[reply.account] = reply
+        if not newest:
+            return lambda: None
+        batch = self._bring_up_to_date(connection, sorted(newest), newest)
+        for account, error in batch.failed.items():
+            logger.error("account %r: its reply was not applied: %s: %s", account, type(error).__name__, error)
+        return lambda: self._hand_over(batch.admitted)
+
+    def restored(self, connection: Connection) -> None:
+        """Voids every permit, since the database was restored from a backup (section 8).
+
+        The counter of reports jumps above everything that its lost life can have drawn: it has drawn fewer than
+        1,000 a millisecond.
+        """
+        now_ms, _ = self._accounts.clock(connection)
+        count = self._accounts.reset_all(connection)
+        counters.raise_to(connection, self._tables.counters, REPORT_SEQ, now_ms * 1000)
+        logger.warning("this database was restored from an earlier state: permits of %d accounts are void", count)
+
+    def _core_settings(self, connection: Connection) -> QueueSettings:
+        if self._core is None:
+            client_id, incarnation = client_identity(connection, self._tables, self._settings.client_id)
+            idle_return_ms = round(self._settings.idle_return_s * 1000)
+            self._core = QueueSettings(client_id, incarnation, idle_return_ms=idle_return_ms)
+        return self._core
+
+    def _bring_up_to_date(
+        self, connection: Connection, accounts: Sequence[str], replies: Mapping[str, AccountReply]
+    ) -> _Batch:
+        batch = _Batch()
+        core = self._core_settings(connection)
+        try:
+            with connection.begin_nested():
+                self._pass(connection, accounts, replies, core, batch)
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception as error:  # noqa: BLE001 - one failing account must not stop the others
+            batch = _Batch(failed={accounts[0]: error})
+            if len(accounts) == 1:
+                return batch
+            batch.failed.clear()
+            for account in accounts:
+                own = {account: replies[account]} if account in replies else {}
+                alone = self._bring_up_to_date(connection, [account], own)
+                batch.locked += alone.locked
+                batch.admitted += alone.admitted
+                batch.failed |= alone.failed
+        return batch
+
+    def _pass(
+        self,
+        connection: Connection,
+        accounts: Sequence[str],
+        replies: Mapping[str, AccountReply],
+        core: QueueSettings,
+        batch: _Batch,
+    ) -> None:
+        states = self._accounts.lock(connection, accounts, wait=bool(replies))
+        if not states:
+            return
+        declared = self._accounts.take_wakes(connection, states)
+        now_ms, seq_newest = self._accounts.clock(connection)
+        counts = self._accounts.counts(connection, states)
+        plans = {
+            account: plan(
+                state, counts[account], replies.get(account), declared.get(account), now_ms, core, seq_newest=seq_newest
+            )
+            for account, state in states.items()
+        }
+        restored = max((one.restored for one in plans.values() if one.restored is not None), default=None)
+        if restored is not None:
+            counters.raise_to(connection, self._tables.counters, REPORT_SEQ, restored)
+        admitted, again = self._admit(connection, plans, counts, now_ms)
+        outcomes = {
+            account: finish(
+                one,
+                {group: len(rows) for group, rows in admitted.get(account, {}).items()},
+                counts[account],
+                now_ms,
+                core,
+            )
+            for account, one in plans.items()
+        }
+        self._write(connection, self._sealed(connection, outcomes, core), replies, again)
+        batch.locked = len(states)
+        batch.admitted = [one for groups in admitted.values() for rows in groups.values() for one in rows]
+
+    def _admit(
+        self,
+        connection: Connection,
+        plans: Mapping[str, Plan],
+        counts: Mapping[str, Mapping[str, GroupCounts]],
+        now_ms: int,
+    ) -> tuple[dict[str, dict[str, list[Admitted]]], dict[str, int]]:
+        """Returns what was admitted, and when to look again at accounts where more could have been."""
+        wanted: dict[tuple[str, str], int] = {}
+        again: dict[str, int] = {}
+        for account, one in plans.items():
+            left = self._settings.pass_admit_max
+            for group, count in one.admit.items():
+                known = counts[account].get(group)
+                could = min(count, known.waiting if known else 0)
+                wanted[account, group] = min(could, left)
+                left -= wanted[account, group]
+                if wanted[account, group] < could:
+                    again[account] = now_ms
+        found = self._admission.admit(connection, wanted)
+        admitted: dict[str, dict[str, list[Admitted]]] = {}
+        for (account, group), count in wanted.items():
+            rows = found.get((account, group), [])
+            admitted.setdefault(account, {})[group] = rows
+            if len(rows) < count:
+                again.setdefault(account, now_ms + LOCKED_ROWS_PAUSE_MS)
+        return admitted, again
+
+    def _sealed(self, connection: Connection, outcomes: dict[str, Outcome], core: QueueSettings) -> dict[str, Outcome]:
+        """The outcomes with their new reports numbered: the counter's row is locked late, once for all of them."""
+        unnumbered = [account for account, outcome in outcomes.items() if outcome.wants_seq]
+        if not unnumbered:
+            return outcomes
+        drawn = counters.draw(connection, self._tables.counters, REPORT_SEQ, len(unnumbered))
+        numbered = {account: seal(outcomes[account], seq, core) for account, seq in zip(unnumbered, drawn, strict=True)}
+        return outcomes | numbered
+
+    def _write(
+        self,
+        connection: Connection,
+        outcomes: Mapping[str, Outcome],
+        replies: Mapping[str, AccountReply],
+        again: Mapping[str, int],
+    ) -> None:
+        gone = [account for account, outcome in outcomes.items() if outcome.delete and account not in again]
+        writes = [
+            AccountWrite(
+                state=outcome.state,
+                blocked=outcome.blocked,
+                due_at_ms=min((at for at in (outcome.due_at_ms, again.get(account)) if at is not None), default=None),
+                reply=_applied(outcome, replies.get(account)),
+            )
+            for account, outcome in outcomes.items()
+            if account not in gone
+        ]
+        self._accounts.write(connection, writes)
+        self._accounts.delete(connection, gone)
+        topic = self._settings.accounts_topic
+        staged = [
+            outbox.Staged(topic, account, outcome.report.to_bytes(), REPORT_SLOT)
+            for account, outcome in outcomes.items()
+            if outcome.report is not None
+        ]
+        if staged:
+            outbox.stage(connection, self._tables.outbox, staged)
+
+    def _ready(self, accounts: Collection[str]) -> list[str]:
+        now = time.monotonic()
+        return [one for one in accounts if one not in self._failures or self._failures[one].again_at <= now]
+
+    def _failure_pauses(self) -> list[float]:
+        now = time.monotonic()
+        return [max(0.0, failure.again_at - now) for failure in self._failures.values()]
+
+    def _note(self, accounts: Sequence[str], batch: _Batch) -> None:
+        for account in accounts:
+            error = batch.failed.get(account)
+            if error is None:
+                self._failures.pop(account, None)
+                continue
+            before = self._failures.get(account)
+            pause_s = min(FAILURE_PAUSE_MAX_S, before.pause_s * 2) if before else 1.0
+            self._failures[account] = _Failure(time.monotonic() + pause_s, pause_s)
+            logger.error(
+                "account %r: its pass failed: %s: %s; again in %.0f s", account, type(error).__name__, error, pause_s
+            )
+
+
+def _age(reply: AccountReply) -> tuple[int, int, int]:
+    return reply.epoch, reply.version, reply.answers
+
+
+def _applied(outcome: Outcome, reply: AccountReply | None) -> str | None:
+    return reply.model_dump_json() if reply is not None and outcome.ack == reply.ack else None

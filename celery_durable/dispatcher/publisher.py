@@ -1,0 +1,112 @@
+"""Publishes messages to the Celery broker through one held connection, with a deadline. For one thread."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from kombu.common import Broadcast
+
+from celery_durable.message import ATTEMPT_HEADER, GENERATION_HEADER
+from celery_durable.store.delivery import Outbound
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_OPTIONS = {"redis": ("socket_timeout", "socket_connect_timeout"), "amqp": ("read_timeout", "write_timeout")}
+"""Transport options that bound a call to a broker that hangs, by the transport's ``driver_type``."""
+
+
+class BrokerUnavailable(Exception):
+    """The broker cannot be reached or does not answer: no message's own fault."""
+
+
+class Publisher:
+    """Sends operations' messages as Celery would have sent them, their queues declared.
+
+    :param deadline_s: how long the broker may take for one call, where the app's own ``broker_transport_options``
+        do not say it.
+    """
+
+    def __init__(self, app: Celery, *, deadline_s: float) -> None:
+        self._app = app
+        self._deadline_s = deadline_s
+        self._connection: Any = None
+        self._producer: Any = None
+
+    def connect(self) -> None:
+        """Connects if there is no connection. Raises :class:`BrokerUnavailable`."""
+        if self._producer is not None:
+            return
+        connection = self._connection or self._open()
+        self._connection = connection
+        try:
+            connection.connect()
+            self._producer = self._app.amqp.Producer(connection.default_channel, auto_declare=False)
+        except Exception as error:
+            self.close()
+            raise BrokerUnavailable(f"the Celery broker cannot be reached: {_text(error)}") from error
+
+    def publish(self, outbound: Outbound) -> None:
+        """Sends one message. Needs :meth:`connect` before.
+
+        :raises BrokerUnavailable: the broker is away; the message may or may not have reached it.
+        :raises Exception: anything else is the message's own fault (case B13).
+        """
+        declare = self._declared(outbound.admitted.queue)
+        try:
+            self._send(outbound, declare)
+        except self._connection.channel_errors:
+            # A broker may answer an earlier message's fault with the next one's error: once more on a new channel.
+            self._producer = None
+            self._connection.default_channel.close()
+            self.connect()
+            self._send(outbound, declare)
+
+    def close(self) -> None:
+        """Drops the connection."""
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.collect(socket_timeout=0.5)
+
+    def _open(self) -> Any:
+        connection = self._app.connection_for_write()
+        known = connection.transport_options
+        names = _TIMEOUT_OPTIONS.get(connection.transport.driver_type, ())
+        bounds = {name: self._deadline_s for name in names if known.get(name) is None}
+        if not bounds:
+            return connection
+        return self._app.connection_for_write(transport_options=bounds)
+
+    def _declared(self, queue: str) -> list[Any]:
+        if not queue:
+            return []
+        declared = self._app.amqp.queues[queue]
+        return [] if isinstance(declared, Broadcast) else [declared]
+
+    def _send(self, outbound: Outbound, declare: list[Any]) -> None:
+        headers = {
+            **outbound.headers,
+            ATTEMPT_HEADER: outbound.admitted.attempt,
+            GENERATION_HEADER: outbound.admitted.generation,
+        }
+        try:
+            self._producer.publish(
+                outbound.body,
+                content_type=outbound.content_type,
+                content_encoding=outbound.content_encoding,
+                headers=headers,
+                declare=declare,
+                **{**outbound.properties, **outbound.publish},
+            )
+        except (*self._connection.connection_errors, OSError) as error:
+            self.close()
+            raise BrokerUnavailable(f"the Celery broker does not answer: {_text(error)}") from error
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

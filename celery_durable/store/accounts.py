@@ -1,0 +1,329 @@
+"""Statements about the client's accounts: its identity, wakes, account rows and the counts of their operations.
+
+Only the dispatcher's passes and replies lock account rows. Everybody inserts wakes; a pass deletes those of the
+accounts that it has locked, and counts afterwards, so what a wake announced is always counted (rule 1).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Connection,
+    Integer,
+    Select,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
+
+from celery_durable.errors import ConfigurationError
+from celery_durable.permits.messages import Declared, Reason
+from celery_durable.permits.queue import AccountState, GroupCounts, new_account
+from celery_durable.store.clock import now_ms
+from celery_durable.store.schema import PERMIT_STATES, QUEUED, Tables
+from celery_durable.store.sql import Dialect, database_now, dialect_of, execute_many, in_states, insert_new
+
+REPORT_SEQ = "report_seq"
+"""The counter that numbers this database's reports."""
+
+Counts = dict[str, dict[str, GroupCounts]]
+"""By account, by group."""
+
+
+def client_identity(connection: Connection, tables: Tables, client_id: str) -> tuple[str, str]:
+    """(client_id, incarnation) of this database; its row is made on first use. Safe when processes race.
+
+    :raises ConfigurationError: the database belongs to another ``client_id``.
+    """
+    client = tables.client
+    rows = connection.execute(select(client.c.client_id, client.c.incarnation)).all()
+    if not rows:
+        new = {"client_id": client_id, "incarnation": uuid.uuid4().hex, "created_at": now_ms()}
+        connection.execute(insert_new(dialect_of(connection), client).values(new))
+        rows = connection.execute(select(client.c.client_id, client.c.incarnation)).all()
+    for row in rows:
+        if row.client_id != client_id:
+            raise ConfigurationError(
+                f"client_id = {client_id!r}: this database belongs to client_id {row.client_id!r}; use that one, "
+                "or give this service a database, a database_schema or a table_prefix of its own"
+            )
+    return str(rows[0].client_id), str(rows[0].incarnation)
+
+
+def wake(connection: Connection, tables: Tables, keys: Iterable[str | None]) -> None:
+    """Inserts a wake for each account; None is no account."""
+    rows = [{"account": key} for key in sorted({key for key in keys if key is not None})]
+    if rows:
+        connection.execute(insert(tables.wakes), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class AccountWrite:
+    """An account's row after a pass. ``reply``: the reply that this pass applied, as JSON, or None to keep it."""
+
+    state: AccountState
+    blocked: Mapping[str, Reason]
+    due_at_ms: int | None
+    reply: str | None = None
+
+
+class Accounts:
+    """The statements, built once per process. All of them work inside the caller's transaction.
+
+    :param waiting_count_max: how far waiting operations of a group are counted.
+    """
+
+    def __init__(self, tables: Tables, dialect: Dialect, *, waiting_count_max: int) -> None:
+        self._tables = tables
+        self._dialect: Dialect = dialect
+        self._next_woken = _next_woken(tables)
+        self._due = _due(tables)
+        self._take_wakes = _take_wakes(tables, dialect)
+        self._in_use = _in_use(tables)
+        self._waiting = _waiting(tables, waiting_count_max)
+        accounts = tables.accounts
+        self._clock = select(
+            now_ms().label("now_ms"),
+            select(tables.counters.c.value).where(tables.counters.c.name == REPORT_SEQ).scalar_subquery().label("seq"),
+        )
+        self._write = (
+            update(accounts)
+            .where(accounts.c.account == bindparam("key"))
+            .values(
+                state=bindparam("state"),
+                blocked=bindparam("blocked", type_=JSON(none_as_null=True)),
+                due_at=bindparam("due_at"),
+                reply=func.coalesce(bindparam("reply", type_=Text), accounts.c.reply),
+            )
+        )
+
+    def woken(self, connection: Connection, after: str, limit: int) -> list[str]:
+        """At most ``limit`` accounts with a wake, in order, from the first above ``after`` on and round again.
+
+        Its cost follows the accounts found, not the wakes they have.
+        """
+        found = list(connection.scalars(self._next_woken, {"after": after, "limit": limit}))
+        if after and len(found) < limit:
+            again = connection.scalars(self._next_woken, {"after": "", "limit": limit - len(found)})
+            found += [account for account in again if account <= after]
+        return found
+
+    def due(self, connection: Connection, limit: int) -> tuple[list[str], float]:
+        """(accounts that are due, longest overdue first; seconds until the next one is, or inf)."""
+        accounts: list[str] = []
+        for account, left_ms in connection.execute(self._due, {"limit": limit + 1}):
+            if left_ms > 0 or len(accounts) == limit:
+                return accounts, max(0.0, left_ms / 1000)
+            accounts.append(account)
+        return accounts, float("inf")
+
+    def lock(self, connection: Connection, keys: Collection[str], *, wait: bool) -> dict[str, AccountState]:
+        """Locks the accounts' rows until the transaction ends, creating those that are missing.
+
+        :param wait: waits for rows that others hold, in the order of their keys; else leaves them out.
+        """
+        accounts = self._tables.accounts
+        statement = (
+            select(accounts.c.account, accounts.c.state)
+            .where(accounts.c.account.in_(sorted(keys)))
+            .order_by(accounts.c.account)
+            .with_for_update(skip_locked=not wait)
+        )
+        new = insert_new(self._dialect, accounts).returning(accounts.c.account)
+        locked: dict[str, AccountState] = {}
+        while True:
+            locked.update((row.account, AccountState.from_json(row.state)) for row in connection.execute(statement))
+            missing = [key for key in sorted(keys) if key not in locked]
+            if not missing:
+                return locked
+            states = {key: new_account(key) for key in missing}
+            rows = [{"account": key, "state": state.to_json()} for key, state in states.items()]
+            created = set(connection.scalars(new, rows))
+            locked.update((key, states[key]) for key in created)
+            if not wait or len(created) == len(missing):
+                return locked
+
+    def clock(self, connection: Connection) -> tuple[int, int]:
+        """(the database's time in Unix ms, the highest report ``seq`` ever drawn)."""
+        row = connection.execute(self._clock).one()
+        return int(row.now_ms), int(row.seq or 0)
+
+    def take_wakes(self, connection: Connection, locked: Collection[str]) -> dict[str, Declared]:
+        """Deletes the wakes of accounts that the caller has locked. Returns what they declare, the smallest each."""
+        parameters = {"accounts": sorted(locked)}
+        rows = connection.execute(self._take_wakes, parameters).all()
+        if self._dialect == "sqlite" and rows:
+            # SQLite has no DELETE in a WITH; its one writer lock keeps other wakes out between the two statements.
+            connection.execute(
+                delete(self._tables.wakes).where(self._tables.wakes.c.account.in_(parameters["accounts"]))
+            )
+        return {
+            row.account: Declared(limit=row.limit, group_limit=row.group_limit, mutex=bool(row.mutex))
+            for row in rows
+            if row.limit is not None or row.group_limit is not None or row.mutex
+        }
+
+    def counts(self, connection: Connection, locked: Collection[str]) -> Counts:
+        """In use and waiting of each group. To be called after :meth:`take_wakes`.
+
+        Its cost follows the groups and what they use, not how many operations wait (case A29).
+        """
+        parameters = {"accounts": sorted(locked)}
+        found: Counts = {key: {} for key in locked}
+        for account, group, in_use in connection.execute(self._in_use, parameters):
+            found[account][group] = GroupCounts(in_use=int(in_use))
+        for account, group, waiting, oldest_wait_ms in connection.execute(self._waiting, parameters):
+            before = found[account].get(group)
+            found[account][group] = GroupCounts(
+                in_use=before.in_use if before else 0,
+                waiting=int(waiting),
+                oldest_wait_ms=max(0, int(oldest_wait_ms or 0)),
+            )
+        return found
+
+    def write(self, connection: Connection, writes: Iterable[AccountWrite]) -> None:
+        """Writes locked rows."""
+        rows: list[Mapping[str, Any]] = [
+            {
+                "key": write.state.account,
+                "state": write.state.to_json(),
+                "blocked": dict(write.blocked) or None,
+                "due_at": write.due_at_ms,
+                "reply": write.reply,
+            }
+            for write in writes
+        ]
+        execute_many(connection, self._write, rows)
+
+    def delete(self, connection: Connection, keys: Collection[str]) -> None:
+        """Deletes locked rows."""
+        if keys:
+            accounts = self._tables.accounts
+            connection.execute(delete(accounts).where(accounts.c.account.in_(sorted(keys))))
+
+    def reset_all(self, connection: Connection, batch: int = 1_000) -> int:
+        """Voids what every account was given, and wakes it: as if each row had been deleted and made again.
+
+        Returns how many accounts there are.
+        """
+        accounts = self._tables.accounts
+        after, done = "", 0
+        statement = (
+            select(accounts.c.account)
+            .where(accounts.c.account > bindparam("after"))
+            .order_by(accounts.c.account)
+            .limit(batch)
+            .with_for_update()
+        )
+        reset = update(accounts).where(accounts.c.account == bindparam("key")).values(state=bindparam("state"))
+        while keys := list(connection.scalars(statement, {"after": after})):
+            execute_many(connection, reset, [{"key": key, "state": new_account(key).to_json()} for key in keys])
+            wake(connection, self._tables, keys)
+            after, done = keys[-1], done + len(keys)
+        return done
+
+
+def _next_woken(tables: Tables) -> Select[Any]:
+    wakes = tables.wakes
+    first = select(func.min(wakes.c.account).label("account"), literal(1).label("place")).where(
+        wakes.c.account > bindparam("after")
+    )
+    walk = first.cte("woken", recursive=True)
+    following = select(func.min(wakes.c.account)).where(wakes.c.account > walk.c.account).scalar_subquery()
+    limit = cast(bindparam("limit"), Integer)
+    walk = walk.union_all(select(following, walk.c.place + 1).where(walk.c.account.is_not(None), walk.c.place < limit))
+    return select(walk.c.account).where(walk.c.account.is_not(None))
+
+
+def _due(tables: Tables) -> Select[Any]:
+    accounts = tables.accounts
+    return (
+        select(accounts.c.account, (accounts.c.due_at - database_now()).label("left_ms"))
+        .where(accounts.c.due_at.is_not(None))
+        .order_by(accounts.c.due_at)
+        .limit(bindparam("limit"))
+    )
+
+
+def _take_wakes(tables: Tables, dialect: Dialect) -> Select[Any]:
+    wakes = tables.wakes
+    chosen = wakes.c.account.in_(bindparam("accounts", expanding=True))
+    if dialect == "postgresql":
+        gone = delete(wakes).where(chosen).returning(*wakes.c).cte("gone")
+        return _smallest_declared(gone)
+    return _smallest_declared(wakes).where(chosen)
+
+
+def _smallest_declared(wakes: Any) -> Select[Any]:
+    return select(
+        wakes.c.account,
+        func.min(wakes.c.limit).label("limit"),
+        func.min(wakes.c.group_limit).label("group_limit"),
+        func.max(cast(wakes.c.mutex, Integer)).label("mutex"),
+    ).group_by(wakes.c.account)
+
+
+def _in_use(tables: Tables) -> Select[Any]:
+    operations = tables.operations
+    return (
+        select(operations.c.account, operations.c.group, func.count())
+        .where(
+            operations.c.account.in_(bindparam("accounts", expanding=True)),
+            operations.c.account.is_not(None),
+            in_states(operations, PERMIT_STATES),
+        )
+        .group_by(operations.c.account, operations.c.group)
+    )
+
+
+def _waiting(tables: Tables, count_max: int) -> Select[Any]:
+    """A loose index scan: one step an (account, group), whatever waits in it."""
+    accounts, operations = tables.accounts, tables.operations
+    first, following, counted, head = (operations.alias(name) for name in ("first", "following", "counted", "head"))
+    walk = (
+        select(
+            accounts.c.account,
+            select(func.min(first.c.group))
+            .where(first.c.account == accounts.c.account, in_states(first, (QUEUED,)))
+            .scalar_subquery()
+            .label("group"),
+        )
+        .where(accounts.c.account.in_(bindparam("accounts", expanding=True)))
+        .cte("walk", recursive=True)
+    )
+    next_group = (
+        select(func.min(following.c.group))
+        .where(
+            following.c.account == walk.c.account,
+            following.c.group > walk.c.group,
+            in_states(following, (QUEUED,)),
+        )
+        .scalar_subquery()
+    )
+    walk = walk.union_all(select(walk.c.account, next_group).where(walk.c.group.is_not(None)))
+
+    def of_group(table: Any) -> list[Any]:
+        return [table.c.account == walk.c.account, table.c.group == walk.c.group, in_states(table, (QUEUED,))]
+
+    capped = select(literal(1).label("one")).where(*of_group(counted)).limit(count_max).correlate(walk).subquery()
+    waiting = select(func.count()).select_from(capped).scalar_subquery()
+    oldest = (
+        select(database_now() - head.c.enqueued_at)
+        .where(*of_group(head))
+        .order_by(head.c.priority.desc(), head.c.order_no)
+        .limit(1)
+        .correlate(walk)
+        .scalar_subquery()
+    )
+    return select(walk.c.account, walk.c.group, waiting, oldest).where(walk.c.group.is_not(None))

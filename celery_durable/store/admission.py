@@ -1,0 +1,134 @@
+"""Admits queued operations: of each group the first by priority and order, skipping rows that others hold.
+
+A row that a user's transaction holds (a cancel not yet committed) is left out and the next one admitted in its place,
+so it stalls nobody (case A36).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    Connection,
+    Integer,
+    Select,
+    Text,
+    Update,
+    bindparam,
+    cast,
+    column,
+    func,
+    select,
+    true,
+    update,
+)
+
+from celery_durable.store.clock import now_ms
+from celery_durable.store.schema import ADMITTED, QUEUED, Tables
+from celery_durable.store.sending import Resends
+from celery_durable.store.sql import Dialect, in_states
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """An attempt that may be sent to Celery now: its row says already when to send it again."""
+
+    order_no: int
+    id: str
+    generation: int
+    attempt: int
+    queue: str
+
+
+class Admission:
+    """The statements, built once per process. They work inside the transaction that holds the accounts' locks."""
+
+    def __init__(self, tables: Tables, dialect: Dialect, resends: Resends) -> None:
+        self._dialect: Dialect = dialect
+        self._first = _first_lateral(tables) if dialect == "postgresql" else _first(tables)
+        self._admit = _admit(tables, resends)
+
+    def admit(
+        self, connection: Connection, wanted: Mapping[tuple[str, str], int]
+    ) -> dict[tuple[str, str], list[Admitted]]:
+        """Admits at most ``wanted[account, group]`` operations of each group. Returns those of each that were.
+
+        Fewer come back where fewer wait, or where others hold rows.
+        """
+        wanted = {key: count for key, count in wanted.items() if count > 0}
+        if not wanted:
+            return {}
+        if self._dialect == "postgresql":
+            parameters: dict[str, Any] = {
+                "accounts": [account for account, _ in wanted],
+                "groups": [group for _, group in wanted],
+                "counts": list(wanted.values()),
+            }
+            rows = connection.execute(self._first, parameters).all()
+        else:
+            rows = [
+                row
+                for (account, group), count in wanted.items()
+                for row in connection.execute(self._first, {"account": account, "group": group, "count": count})
+            ]
+        admitted: dict[tuple[str, str], list[Admitted]] = {}
+        for row in rows:
+            one = Admitted(row.order_no, row.id, row.generation, row.attempt, row.queue)
+            admitted.setdefault((row.account, row.group), []).append(one)
+        numbers: Sequence[int] = sorted(row.order_no for row in rows)
+        for start in range(0, len(numbers), 5_000):
+            connection.execute(self._admit, {"numbers": numbers[start : start + 5_000]})
+        return admitted
+
+
+def _queued(tables: Tables, account: Any, group: Any) -> Select[Any]:
+    operations = tables.operations
+    return (
+        select(
+            operations.c.order_no,
+            operations.c.id,
+            operations.c.generation,
+            operations.c.attempt,
+            operations.c.queue,
+            operations.c.account,
+            operations.c.group,
+        )
+        .where(operations.c.account == account, operations.c.group == group, in_states(operations, (QUEUED,)))
+        .order_by(operations.c.priority.desc(), operations.c.order_no)
+        .with_for_update(skip_locked=True)
+    )
+
+
+def _first(tables: Tables) -> Select[Any]:
+    return _queued(tables, bindparam("account"), bindparam("group")).limit(bindparam("count"))
+
+
+def _first_lateral(tables: Tables) -> Select[Any]:
+    """The same for many groups at once."""
+    names = func.unnest(
+        cast(bindparam("accounts"), ARRAY(Text)),
+        cast(bindparam("groups"), ARRAY(Text)),
+        cast(bindparam("counts"), ARRAY(Integer)),
+    )
+    wanted = names.table_valued(
+        column("account", Text), column("group", Text), column("count", Integer)
+    ).render_derived("wanted")
+    picked = _queued(tables, wanted.c.account, wanted.c.group).limit(wanted.c.count).lateral("picked")
+    return select(picked).select_from(wanted.join(picked, true()))
+
+
+def _admit(tables: Tables, resends: Resends) -> Update:
+    operations = tables.operations
+    return (
+        update(operations)
+        .where(operations.c.order_no.in_(bindparam("numbers", expanding=True)))
+        .values(
+            state=ADMITTED,
+            admitted_at=now_ms(),
+            due_at=now_ms() + resends.delay_ms(operations.c.sends),
+            sends=operations.c.sends + 1,
+        )
+    )

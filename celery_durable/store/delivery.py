@@ -1,0 +1,250 @@
+"""Statements about admitted operations on their way to Celery.
+
+An admitted row with ``sends`` 0 was never sent; with more, it was sent (or is about to be) and has not started yet.
+Its ``due_at`` is when to send it (again). Celery queues are looked at one by one, so that the backlog of a full one
+hides no other. None of the statements waits for a row that others hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Select, Update, bindparam, func, literal, select, update
+
+from celery_durable.store.admission import Admitted
+from celery_durable.store.clock import now_ms
+from celery_durable.store.schema import ADMITTED, SCHEDULED, Tables
+from celery_durable.store.sending import Resends
+from celery_durable.store.sql import database_now, execute_many, in_states
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLoad:
+    """One Celery queue. Times are seconds until a row is due: negative, one is overdue; inf, there is none."""
+
+    queue: str
+    sent: int
+    """Operations that were sent to it and have not started, counted up to a cap."""
+    new_due_s: float
+    again_due_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """An operation that nobody started: it waits again, without a permit."""
+
+    id: str
+    task: str
+    queue: str
+    account: str | None
+    sends: int
+    wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """One attempt and the message that starts it."""
+
+    admitted: Admitted
+    body: bytes
+    content_type: str
+    content_encoding: str
+    headers: dict[str, Any]
+    properties: dict[str, Any]
+    publish: dict[str, Any]
+
+
+class Deliveries:
+    """The statements, built once per process."""
+
+    def __init__(self, tables: Tables, resends: Resends) -> None:
+        self._queues = _queues(tables)
+        self._claim_new = _claim(tables, resends, new=True)
+        self._claim_again = _claim(tables, resends, new=False)
+        self._give_back = _give_back(tables, resends)
+        self._put_back = _put_back(tables)
+        self._load = _load(tables)
+
+    def queues(self, connection: Connection, count_max: int) -> list[QueueLoad]:
+        """Every Celery queue with admitted operations; ``sent`` is counted up to ``count_max``."""
+        rows = connection.execute(self._queues, {"count_max": count_max})
+        return [QueueLoad(row.queue, int(row.sent), _seconds(row.new_ms), _seconds(row.again_ms)) for row in rows]
+
+    def give_back(self, connection: Connection, queue: str, limit: int) -> list[GivenBack]:
+        """Takes the permit from operations of the queue whose round of sends is over: they are ``scheduled`` again."""
+        rows = connection.execute(self._give_back, {"queue_name": queue, "limit": limit})
+        return [GivenBack(row.id, row.task, row.queue, row.account, row.sends - 1, int(row.wait_ms)) for row in rows]
+
+    def claim_new(self, connection: Connection, queue: str, limit: int) -> list[Admitted]:
+        """Takes due operations of the queue that were never sent, and says when to send them again."""
+        return _taken(connection.execute(self._claim_new, {"queue_name": queue, "limit": limit}))
+
+    def claim_again(self, connection: Connection, queue: str, limit: int) -> list[Admitted]:
+        """Takes operations of the queue that were sent, did not start and are due again. First :meth:`give_back`."""
+        return _taken(connection.execute(self._claim_again, {"queue_name": queue, "limit": limit}))
+
+    def put_back(self, connection: Connection, unsent: Sequence[Admitted]) -> None:
+        """Makes operations that were not sent after all due at once, as if they had not been taken."""
+        execute_many(
+            connection,
+            self._put_back,
+            [
+                {"number": one.order_no, "of_attempt": one.attempt, "of_generation": one.generation}
+                for one in sorted(unsent, key=lambda one: one.order_no)
+            ],
+        )
+
+    def load(self, connection: Connection, taken: Sequence[Admitted]) -> list[Outbound]:
+        """The messages of those that still are to be sent, in the given order."""
+        rows = {
+            row.order_no: row for row in connection.execute(self._load, {"numbers": [one.order_no for one in taken]})
+        }
+        return [
+            Outbound(
+                one,
+                row.body,
+                row.content_type,
+                row.content_encoding,
+                row.headers or {},
+                row.properties or {},
+                row.publish or {},
+            )
+            for one in taken
+            if (row := rows.get(one.order_no)) is not None
+            and (row.attempt, row.generation) == (one.attempt, one.generation)
+        ]
+
+
+def _seconds(left_ms: int | None) -> float:
+    return float("inf") if left_ms is None else left_ms / 1000
+
+
+def _taken(rows: Any) -> list[Admitted]:
+    taken = [Admitted(row.order_no, row.id, row.generation, row.attempt, row.queue) for row in rows]
+    return sorted(taken, key=lambda one: one.order_no)
+
+
+def _queues(tables: Tables) -> Select[Any]:
+    """A loose index scan over (queue, sends, due_at): one step a queue, whatever waits in it."""
+    operations = tables.operations
+    first, following, sent, new, again = (
+        operations.alias(name) for name in ("first", "following", "sent", "new_one", "again")
+    )
+    walk = (
+        select(func.min(first.c.queue).label("queue")).where(in_states(first, (ADMITTED,))).cte("walk", recursive=True)
+    )
+    next_queue = (
+        select(func.min(following.c.queue))
+        .where(following.c.queue > walk.c.queue, in_states(following, (ADMITTED,)))
+        .scalar_subquery()
+    )
+    walk = walk.union_all(select(next_queue).where(walk.c.queue.is_not(None)))
+
+    def of_queue(table: Any) -> list[Any]:
+        return [table.c.queue == walk.c.queue, in_states(table, (ADMITTED,))]
+
+    under_way = (
+        select(literal(1).label("one"))
+        .where(*of_queue(sent), sent.c.sends > 0)
+        .limit(bindparam("count_max"))
+        .correlate(walk)
+        .subquery()
+    )
+    new_due = select(func.min(new.c.due_at)).where(*of_queue(new), new.c.sends == 0).scalar_subquery()
+    again_due = select(func.min(again.c.due_at)).where(*of_queue(again), again.c.sends > 0).scalar_subquery()
+    return select(
+        walk.c.queue,
+        select(func.count()).select_from(under_way).scalar_subquery().label("sent"),
+        (new_due - database_now()).label("new_ms"),
+        (again_due - database_now()).label("again_ms"),
+    ).where(walk.c.queue.is_not(None))
+
+
+def _due(tables: Tables, *conditions: Any) -> Any:
+    operations = tables.operations
+    return (
+        select(operations.c.order_no)
+        .where(
+            operations.c.queue == bindparam("queue_name"),
+            in_states(operations, (ADMITTED,)),
+            operations.c.due_at <= database_now(),
+            *conditions,
+        )
+        .order_by(operations.c.due_at)
+        .limit(bindparam("limit"))
+        .with_for_update(skip_locked=True)
+        .cte("due")
+    )
+
+
+def _claim(tables: Tables, resends: Resends, *, new: bool) -> Any:
+    operations = tables.operations
+    sends = operations.c.sends
+    due = _due(tables, sends == 0) if new else _due(tables, sends > 0, ~resends.round_over(sends))
+    return (
+        update(operations)
+        .where(operations.c.order_no.in_(select(due.c.order_no)))
+        .values(due_at=now_ms() + resends.delay_ms(sends), sends=sends + 1)
+        .returning(
+            operations.c.order_no,
+            operations.c.id,
+            operations.c.generation,
+            operations.c.attempt,
+            operations.c.queue,
+        )
+    )
+
+
+def _give_back(tables: Tables, resends: Resends) -> Any:
+    operations = tables.operations
+    due = _due(tables, resends.round_over(operations.c.sends))
+    wait_ms = resends.give_back_ms(operations.c.sends)
+    return (
+        update(operations)
+        .where(operations.c.order_no.in_(select(due.c.order_no)))
+        .values(state=SCHEDULED, admitted_at=None, due_at=now_ms() + wait_ms, sends=operations.c.sends + 1)
+        .returning(
+            operations.c.id,
+            operations.c.task,
+            operations.c.queue,
+            operations.c.account,
+            operations.c.sends,
+            (operations.c.due_at - now_ms()).label("wait_ms"),
+        )
+    )
+
+
+def _put_back(tables: Tables) -> Update:
+    operations = tables.operations
+    return (
+        update(operations)
+        .where(
+            operations.c.order_no == bindparam("number"),
+            operations.c.attempt == bindparam("of_attempt"),
+            operations.c.generation == bindparam("of_generation"),
+            in_states(operations, (ADMITTED,)),
+            operations.c.sends > 0,
+        )
+        .values(due_at=now_ms(), sends=operations.c.sends - 1)
+    )
+
+
+def _load(tables: Tables) -> Select[Any]:
+    operations, payloads = tables.operations, tables.payloads
+    return (
+        select(
+            operations.c.order_no,
+            operations.c.attempt,
+            operations.c.generation,
+            payloads.c.body,
+            payloads.c.content_type,
+            payloads.c.content_encoding,
+            payloads.c.headers,
+            payloads.c.properties,
+            payloads.c.publish,
+        )
+        .join(payloads, payloads.c.id == operations.c.id)
+        .where(operations.c.order_no.in_(bindparam("numbers", expanding=True)), in_states(operations, (ADMITTED,)))
+    )

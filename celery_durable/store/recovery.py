@@ -1,0 +1,327 @@
+"""Statements that move operations on when a time has come: lost, due, expired and kept long enough.
+
+Every time is compared with the database's clock, so a host's wrong one shifts nothing (case C17). Rows that others
+hold are left for the next look. Whatever gives a permit back, or begins to wait for one, returns its account: the
+caller wakes it in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    Connection,
+    Select,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from celery_durable.store.clock import now_ms
+from celery_durable.store.schema import (
+    ADMITTED,
+    CANCELLED,
+    ENDED_STATES,
+    FAILED,
+    QUEUED,
+    RETRYING,
+    RUNNING,
+    SCHEDULED,
+    WAITING_STATES,
+    Tables,
+)
+from celery_durable.store.sql import database_now, execute_many, in_states
+
+LOST = "lost"
+"""Outcome of an attempt, in its row of history."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostAttempt:
+    """A running operation whose heartbeats are overdue. The transaction that found it holds its row."""
+
+    order_no: int
+    id: str
+    generation: int
+    attempt: int
+    account: str | None
+    worker: str | None
+    run_token: str | None
+    started_at: int | None
+    overdue_ms: int
+    worker_losses: int
+    """Before this one."""
+    cancel_requested: bool
+    policy: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LossDecision:
+    """What becomes of a lost attempt's operation: ``retrying``, ``failed`` or ``cancelled``, and its error text."""
+
+    lost: LostAttempt
+    state: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """An operation whose state has changed."""
+
+    id: str
+    account: str | None
+    state: str
+
+
+class Recoveries:
+    """The statements, built once per process. They work inside the caller's transaction."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._next = _next_due(tables)
+        self._overdue = _overdue(tables)
+        self._promote = _promote(tables)
+        self._expire = _expire(tables)
+        self._lose = _lose(tables)
+        self._keep_classes = _keep_classes(tables)
+        self._ended_default = _ended(tables, None)
+        self._ended_own = _ended(tables, "own")
+
+    def seconds_until_due(self, connection: Connection) -> float:
+        """Until the next heartbeat, due time or expiry passes: 0 or less if one has, inf if none is known."""
+        left_ms = connection.execute(self._next).scalar_one()
+        return float("inf") if left_ms is None else float(left_ms) / 1000
+
+    def overdue(self, connection: Connection, limit: int) -> list[LostAttempt]:
+        """Locks running operations whose ``alive_until`` is over, the longest overdue first."""
+        return [
+            LostAttempt(
+                order_no=row.order_no,
+                id=row.id,
+                generation=row.generation,
+                attempt=row.attempt,
+                account=row.account,
+                worker=row.worker,
+                run_token=row.run_token,
+                started_at=row.started_at,
+                overdue_ms=max(0, int(row.overdue_ms)),
+                worker_losses=row.worker_losses,
+                cancel_requested=row.cancel_requested_at is not None,
+                policy=row.policy or {},
+            )
+            for row in connection.execute(self._overdue, {"limit": limit})
+        ]
+
+    def lose(self, connection: Connection, decisions: Sequence[LossDecision]) -> None:
+        """Ends the lost attempts with a row of history each. Their operations' rows must be locked."""
+        attempts = self._tables.attempts
+        rows: list[Mapping[str, Any]] = [
+            {
+                "number": decision.lost.order_no,
+                "new_state": decision.state,
+                "raised": decision.lost.attempt + (1 if decision.state == RETRYING else 0),
+                "text": decision.error,
+            }
+            for decision in decisions
+        ]
+        execute_many(connection, self._lose, rows)
+        history = insert(attempts).values(ended_at=now_ms(), outcome=LOST)
+        connection.execute(
+            history,
+            [
+                {
+                    "operation_id": decision.lost.id,
+                    "generation": decision.lost.generation,
+                    "attempt": decision.lost.attempt,
+                    "worker": decision.lost.worker,
+                    "run_token": decision.lost.run_token,
+                    "started_at": decision.lost.started_at,
+                    "error": decision.error,
+                }
+                for decision in decisions
+            ],
+        )
+
+    def expire(self, connection: Connection, limit: int) -> list[Moved]:
+        """Cancels operations that expired before an attempt started (case D5)."""
+        return _moved(connection.execute(self._expire, {"limit": limit}))
+
+    def promote(self, connection: Connection, limit: int) -> list[Moved]:
+        """Moves on what is due: ``retrying`` to ``admitted``, ``scheduled`` to ``queued``.
+
+        Without an account ``scheduled`` becomes ``admitted``. What was asked to be cancelled meanwhile is
+        ``cancelled`` instead. An admitted row is due for delivery at once; a queued one is back in its old place.
+        """
+        return _moved(connection.execute(self._promote, {"limit": limit}))
+
+    def delete_ended(self, connection: Connection, limit: int, default_ms: int) -> int:
+        """Deletes operations that were kept long enough after they ended, with payload and history.
+
+        :param limit: rows at most, of each retention.
+        :param default_ms: retention of operations without one of their own.
+        """
+        operations, payloads, attempts = self._tables.operations, self._tables.payloads, self._tables.attempts
+        found = list(connection.execute(self._ended_default, {"keep_ms": default_ms, "limit": limit}))
+        for keep_ms in connection.scalars(self._keep_classes).all():
+            found += connection.execute(self._ended_own, {"keep_ms": keep_ms, "limit": limit})
+        for start in range(0, len(found), 5_000):
+            part = found[start : start + 5_000]
+            ids = [row.id for row in part]
+            connection.execute(delete(payloads).where(payloads.c.id.in_(ids)))
+            connection.execute(delete(attempts).where(attempts.c.operation_id.in_(ids)))
+            connection.execute(delete(operations).where(operations.c.order_no.in_([row.order_no for row in part])))
+        return len(found)
+
+
+def _moved(rows: Any) -> list[Moved]:
+    return [Moved(row.id, row.account, row.state) for row in rows]
+
+
+def _next_due(tables: Tables) -> Select[Any]:
+    operations = tables.operations
+
+    def first(column: Any, *states: str) -> Any:
+        return select(func.min(column).label("at")).where(column.is_not(None), in_states(operations, states))
+
+    times = (
+        first(operations.c.due_at, SCHEDULED, RETRYING)
+        .union_all(
+            first(operations.c.alive_until, RUNNING),
+            first(operations.c.expires_at, *WAITING_STATES, ADMITTED, RETRYING),
+        )
+        .subquery()
+    )
+    return select(func.min(times.c.at) - database_now())
+
+
+def _overdue(tables: Tables) -> Select[Any]:
+    operations, payloads = tables.operations, tables.payloads
+    return (
+        select(
+            operations.c.order_no,
+            operations.c.id,
+            operations.c.generation,
+            operations.c.attempt,
+            operations.c.account,
+            operations.c.worker,
+            operations.c.run_token,
+            operations.c.started_at,
+            operations.c.worker_losses,
+            operations.c.cancel_requested_at,
+            (database_now() - operations.c.alive_until).label("overdue_ms"),
+            payloads.c.policy,
+        )
+        .outerjoin(payloads, payloads.c.id == operations.c.id)
+        .where(in_states(operations, (RUNNING,)), operations.c.alive_until <= database_now())
+        .order_by(operations.c.alive_until)
+        .limit(bindparam("limit"))
+        .with_for_update(skip_locked=True, of=operations)
+    )
+
+
+def _lose(tables: Tables) -> Any:
+    operations = tables.operations
+    ended = bindparam("new_state").in_([FAILED, CANCELLED])
+    return (
+        update(operations)
+        .where(operations.c.order_no == bindparam("number"))
+        .values(
+            state=bindparam("new_state"),
+            attempt=bindparam("raised"),
+            worker_losses=operations.c.worker_losses + 1,
+            sends=0,
+            due_at=case((ended, None), else_=now_ms()),
+            ended_at=case((ended, now_ms()), else_=None),
+            error=bindparam("text"),
+            traceback=None,
+            run_token=None,
+            alive_until=None,
+        )
+    )
+
+
+def _due(tables: Tables, states: Sequence[str], column: str, *conditions: Any) -> Any:
+    operations = tables.operations
+    at = operations.c[column]
+    return (
+        select(operations.c.order_no)
+        .where(in_states(operations, states), at.is_not(None), at <= database_now(), *conditions)
+        .order_by(at)
+        .limit(bindparam("limit"))
+        .with_for_update(skip_locked=True)
+        .cte("due")
+    )
+
+
+def _promote(tables: Tables) -> Any:
+    operations = tables.operations
+    due = _due(tables, (SCHEDULED, RETRYING), "due_at")
+    cancelled = operations.c.cancel_requested_at.is_not(None)
+    queued = and_(operations.c.state == SCHEDULED, operations.c.account.is_not(None))
+    stays = or_(cancelled, queued)
+    return (
+        update(operations)
+        .where(operations.c.order_no.in_(select(due.c.order_no)))
+        .values(
+            state=case((cancelled, CANCELLED), (queued, QUEUED), else_=ADMITTED),
+            due_at=case((stays, None), else_=now_ms()),
+            admitted_at=case((stays, operations.c.admitted_at), else_=now_ms()),
+            ended_at=case((cancelled, now_ms()), else_=None),
+        )
+        .returning(operations.c.id, operations.c.account, operations.c.state)
+    )
+
+
+def _expire(tables: Tables) -> Any:
+    operations = tables.operations
+    due = _due(tables, (*WAITING_STATES, ADMITTED, RETRYING), "expires_at")
+    return (
+        update(operations)
+        .where(operations.c.order_no.in_(select(due.c.order_no)))
+        .values(state=CANCELLED, due_at=None, ended_at=now_ms(), error="expired before an attempt started")
+        .returning(operations.c.id, operations.c.account, operations.c.state)
+    )
+
+
+def _keep_classes(tables: Tables) -> Select[Any]:
+    """The retentions that ended operations have of their own: a loose index scan, since they are few."""
+    operations = tables.operations
+    first, following = operations.alias("first"), operations.alias("following")
+    walk = (
+        select(func.min(first.c.retention_ms).label("keep_ms"))
+        .where(first.c.retention_ms.is_not(None), in_states(first, ENDED_STATES))
+        .cte("walk", recursive=True)
+    )
+    following_one = (
+        select(func.min(following.c.retention_ms))
+        .where(following.c.retention_ms > walk.c.keep_ms, in_states(following, ENDED_STATES))
+        .scalar_subquery()
+    )
+    walk = walk.union_all(select(following_one).where(walk.c.keep_ms.is_not(None)))
+    return select(walk.c.keep_ms).where(walk.c.keep_ms.is_not(None))
+
+
+def _ended(tables: Tables, retention: str | None) -> Select[Any]:
+    operations = tables.operations
+    keep_ms: BindParameter[int] = bindparam("keep_ms", type_=BigInteger)
+    return (
+        select(operations.c.order_no, operations.c.id)
+        .where(
+            operations.c.retention_ms.is_(None) if retention is None else operations.c.retention_ms == keep_ms,
+            in_states(operations, ENDED_STATES),
+            operations.c.ended_at <= database_now() - keep_ms,
+        )
+        .order_by(operations.c.ended_at)
+        .limit(bindparam("limit"))
+        .with_for_update(skip_locked=True)
+    )
