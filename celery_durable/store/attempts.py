@@ -1,0 +1,212 @@
+"""Start, heartbeat and settle: what a worker writes of an operation (rule 2: its own row, and inserts).
+
+Each is one conditional UPDATE on the run token, with its inserts in the same statement (PostgreSQL) or one short
+transaction (SQLite), prepared, on the calling thread's held connection: the hot path. Each may be repeated after
+an error that left open whether it happened: the repeat returns what the first has written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery_durable.errors import AttemptLost
+from celery_durable.store.attempt_sql import RETURNED, AttemptStatements, Settle
+from celery_durable.store.database import Database
+from celery_durable.store.schema import CANCELLED, FAILED, RETRYING, SCHEDULED, SUCCEEDED, Tables
+
+if TYPE_CHECKING:
+    from celery_durable.message import CapturedMessage
+
+LOST, RETRIED = "lost", "retried"
+"""Outcomes of an attempt after which the operation may run again, as its history names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which attempt of which operation, under which run token."""
+
+    id: str
+    generation: int
+    attempt: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The attempt is this token's: its body may run. None in a field: the policy leaves it to the setting."""
+
+    heartbeat_timeout_s: float | None
+    requeue_after_s: float | None
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The attempt is alive and this token's."""
+
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What an attempt leaves in its row: an encoded result or exception, and texts for people. All may be absent."""
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    result: bytes | None = None
+    error: str | None = None
+    traceback: str | None = None
+
+    def params(self) -> dict[str, Any]:
+        """As the statements name them."""
+        return {
+            "content_type": self.content_type,
+            "content_encoding": self.content_encoding,
+            "result": self.result,
+            "error": self.error,
+            "traceback": self.traceback,
+        }
+
+
+class AlreadySettled(AttemptLost):
+    """The attempt is no longer its token's. ``settled_as``: how it ended before, None where nothing tells."""
+
+    def __init__(self, message: str, settled_as: str | None) -> None:
+        super().__init__(message)
+        self.settled_as = settled_as
+
+
+class Attempts:
+    """What attempts write to one client's tables. Errors of the driver are raised as they are."""
+
+    def __init__(self, database: Database, tables: Tables) -> None:
+        self._database = database
+        self._postgresql = database.dialect == "postgresql"
+        self._statements = AttemptStatements(tables, database.dialect, database.engine.dialect.identifier_preparer)
+
+    def start(self, attempt: Attempt, *, worker: str, timeout_ms: int) -> Started | None:
+        """Makes the attempt this token's, alive for the policy's heartbeat timeout, or ``timeout_ms``.
+
+        None: it is not to be run; it was delivered twice, has ended, expired, or is another attempt's turn. The same
+        token may start again: its first answer may have been lost.
+        """
+        params = {**_key(attempt), "worker": worker, "timeout_ms": timeout_ms}
+        row = self._one(self._statements.start, params)
+        if row is None:
+            return None
+        policy: dict[str, Any] = (json.loads(row[1]) if isinstance(row[1], str) else row[1]) or {}
+        return Started(policy.get("heartbeat_timeout_s"), policy.get("requeue_after_s"), row[0] is not None)
+
+    def beat(self, operation_id: str, token: str, *, timeout_ms: int) -> Beat | None:
+        """Extends the attempt's life to ``timeout_ms`` from now; None: it is no longer this token's."""
+        params = {"id": operation_id, "token": token, "timeout_ms": timeout_ms}
+        row = self._one(self._statements.beat, params)
+        return None if row is None else Beat(row[0] is not None)
+
+    def succeed(self, attempt: Attempt, ending: Ending) -> str:
+        """Ends the operation as succeeded."""
+        return self._settle(self._statements.end, attempt, SUCCEEDED, {"state": SUCCEEDED, **ending.params()})
+
+    def fail(self, attempt: Attempt, ending: Ending) -> str:
+        """Ends the operation as failed."""
+        params = {"state": FAILED, "outcome": FAILED, **ending.params()}
+        return self._settle(self._statements.fail, attempt, FAILED, params)
+
+    def cancel(self, attempt: Attempt, ending: Ending) -> str:
+        """Ends the running operation as cancelled."""
+        return self._settle(self._statements.end, attempt, CANCELLED, {"state": CANCELLED, **ending.params()})
+
+    def revoke(self, attempt: Attempt, ending: Ending) -> str:
+        """Ends the operation as cancelled, if this attempt was not started yet, or runs under this token."""
+        return self._settle(self._statements.revoke, attempt, CANCELLED, ending.params())
+
+    def retry(self, attempt: Attempt, message: CapturedMessage, ending: Ending, *, delay_ms: int, requeue: bool) -> str:
+        """Has the operation run again as ``message``, ``delay_ms`` from now, or ends it if its cancel was requested.
+
+        It keeps its permit until then, unless ``requeue``. Returns ``retrying``, ``scheduled`` or ``cancelled``.
+        """
+        params = {
+            **ending.params(),
+            "state": SCHEDULED if requeue else RETRYING,
+            "outcome": RETRIED,
+            "delay_ms": delay_ms,
+            "retries": message.retries,
+            "queue": message.queue,
+            "priority": message.priority,
+            "expires_delay_ms": message.expires_delay_ms,
+            "body": message.body,
+            "body_type": message.content_type,
+            "body_encoding": message.content_encoding,
+            "headers": json.dumps(message.headers),
+            "properties": json.dumps(message.properties),
+            "publish": json.dumps(message.publish),
+        }
+        return self._settle(self._statements.retry, attempt, RETRIED, params)
+
+    def repeat(self, attempt: Attempt, ending: Ending) -> str:
+        """Has the operation run again at once with the same message. Returns ``retrying`` or ``cancelled``."""
+        params = {"outcome": RETRIED, "delay_ms": 0, **ending.params()}
+        return self._settle(self._statements.repeat, attempt, RETRIED, params)
+
+    def lose(self, attempt: Attempt, ending: Ending, *, losses_max: int) -> str:
+        """Counts the attempt as lost with its worker: the operation runs again, or fails beyond the policy's cap.
+
+        ``losses_max`` is the cap where the policy names none. Returns ``retrying``, ``failed`` or ``cancelled``.
+        """
+        params = {"outcome": LOST, "delay_ms": 0, "losses_max": losses_max, **ending.params()}
+        return self._settle(self._statements.lose, attempt, LOST, params)
+
+    def _settle(self, settle: Settle, attempt: Attempt, outcome: str, params: dict[str, Any]) -> str:
+        """Returns the operation's state after it.
+
+        :raises AlreadySettled: the attempt is no longer this token's, and was not settled in this way before.
+        """
+        params.update(_key(attempt))
+        row = self._one(settle.whole, params) if self._postgresql else self._in_steps(settle, params)
+        if row is not None:
+            return str(row[2])
+        written = self._one(self._statements.written, {"id": attempt.id, "token": attempt.token})
+        state, earlier = (None, None) if written is None else (written[0], written[1])
+        settled_as = state or earlier
+        if outcome in {state, earlier}:
+            return str(state or RETRYING)
+        reason = "it is not this run's any more" if settled_as is None else f"it was settled as {settled_as} before"
+        raise AlreadySettled(
+            f"attempt {attempt.attempt} of operation {attempt.id} cannot be settled as {outcome}: {reason}", settled_as
+        )
+
+    def _one(self, sql: str, params: dict[str, Any]) -> Sequence[Any] | None:
+        connection: Any = self._database.held().connection.driver_connection
+        if self._postgresql:
+            row: Sequence[Any] | None = connection.execute(sql, params, prepare=True).fetchone()
+            return row
+        rows = connection.execute(sql, params).fetchall()  # all: an open cursor keeps SQLite's lock
+        return rows[0] if rows else None
+
+    def _in_steps(self, settle: Settle, params: dict[str, Any]) -> Sequence[Any] | None:
+        connection: Any = self._database.held().connection.driver_connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            row = self._one(settle.update, params)
+            if row is not None:
+                params = {**params, **{f"done_{name}": value for name, value in zip(RETURNED, row, strict=True)}}
+                for statement in settle.then:
+                    connection.execute(statement, params)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return row
+
+
+def _key(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "id": attempt.id,
+        "generation": attempt.generation,
+        "attempt": attempt.attempt,
+        "token": attempt.token,
+    }

@@ -1,0 +1,140 @@
+"""A durable task's message in the worker's main process: it mints the run token, and settles when a child is gone.
+
+Celery reports some ends before the child has ended (a hard time limit, ``revoke(terminate=True)``), and some twice.
+Here an operation is settled once, and its permit is free only when nothing runs on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from celery import signals
+from celery.exceptions import Retry, TaskRevokedError, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.utils.log import get_logger
+from celery.utils.saferepr import saferepr
+from celery.worker.request import Request
+from celery.worker.state import task_ready
+from kombu.utils.encoding import safe_repr, safe_str
+
+from celery_durable.message import RUN_HEADER
+from celery_durable.worker import settle
+from celery_durable.worker.context import context_of
+from celery_durable.worker.start import attempt_of
+
+logger = get_logger(__name__)
+
+_TERM_S, _KILL_S = 0.1, 2.0
+"""How long a child may take to end after SIGTERM, and after SIGKILL."""
+
+
+class DurableRequest(Request):
+    """A message that may start one attempt of an operation."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._request_dict[RUN_HEADER] = {"token": uuid.uuid4().hex, "pid": os.getpid()}
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """As Celery's, once the operation's row says how the attempt ended."""
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if return_ok:
+            if not isinstance(error, MemoryError):
+                return super().on_failure(exc_info, send_failed_event, return_ok)
+            # Celery raises it again here, which ends the worker. The task has failed, and its row says so.
+            return self._report_failure(exc_info)
+        if attempt_of(self._request_dict) is None:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        state = self._settle(error)
+        if isinstance(error, Terminated) or state in {"failed", "cancelled"}:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        if state == "succeeded":
+            return self._report_success()
+        return self._report_retry(exc_info, error)
+
+    def _settle(self, error: BaseException) -> str | None:
+        """Settles an attempt whose process is gone, or is ended here. Returns the state, as far as it is known."""
+        app, attempt = self._app, attempt_of(self._request_dict)
+        if attempt is None:
+            return None
+        if isinstance(error, TimeLimitExceeded):
+            self._end_child()
+            ending = settle.failure(app, error, None)
+            return settle.settle_from_main(app, attempt, lambda attempts: attempts.fail(attempt, ending))
+        if isinstance(error, TaskRevokedError) or (isinstance(error, Terminated) and not self._already_cancelled):
+            ending = settle.texts(app, TaskRevokedError("terminated") if isinstance(error, Terminated) else error, None)
+            return settle.settle_from_main(app, attempt, lambda attempts: attempts.revoke(attempt, ending))
+        lost = error if isinstance(error, WorkerLostError) else WorkerLostError(f"Worker process ended: {error!r}")
+        ending = settle.failure(app, lost, None)
+        losses_max = context_of(app).runtime.settings.max_worker_losses
+        return settle.settle_from_main(
+            app, attempt, lambda attempts: attempts.lose(attempt, ending, losses_max=losses_max)
+        )
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        if not terminated:
+            self._settle(TaskRevokedError(reason))
+        super()._announce_revoked(reason, terminated, signum, expired)
+
+    def _end_child(self) -> None:
+        """Ends the child that runs this task, as billiard would a moment later, and sees it gone."""
+        for number, patience_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
+            try:
+                os.kill(self.worker_pid, number)
+            except ProcessLookupError:
+                return
+            deadline = time.monotonic() + patience_s
+            while time.monotonic() < deadline:
+                if _is_gone(self.worker_pid):
+                    return
+                time.sleep(0.005)
+        logger.error("Process %s of task %s[%s] does not end after SIGKILL", self.worker_pid, self.name, self.id)
+
+    def _report_success(self) -> None:
+        task_ready(self, successful=True)
+        self.acknowledge()
+        try:
+            result = saferepr(self.task.backend.get_result(self.id), self.task.resultrepr_maxsize)
+        except Exception:  # noqa: BLE001 - the row says succeeded; only its text for the event is missing
+            result = None
+        self.send_event("task-succeeded", result=result, runtime=None)
+
+    def _report_retry(self, exc_info: Any, error: BaseException) -> None:
+        task_ready(self)
+        self.acknowledge()
+        task, request = self.task, self._context
+        logger.warning(
+            "Task %s[%s] lost with its process, its operation says what follows: %r", self.name, self.id, error
+        )
+        task.backend.mark_as_retry(self.id, error, exc_info.traceback, request=request)
+        self.send_event("task-retried", exception=safe_repr(error), traceback=safe_str(exc_info.traceback))
+        task.request_stack.push(request)
+        try:
+            task.on_retry(error, self.id, self.args, self.kwargs, exc_info)
+            signals.task_retry.send(sender=task, request=request, reason=Retry(exc=error), einfo=exc_info)
+        finally:
+            task.request_stack.pop()
+
+    def _report_failure(self, exc_info: Any) -> None:
+        task_ready(self)
+        self.acknowledge()
+        self.send_event("task-failed", exception=safe_repr(exc_info.exception), traceback=safe_str(exc_info.traceback))
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        # WNOWAIT: its exit status stays for the pool to collect.
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False

@@ -1,0 +1,197 @@
+"""Settling an attempt: one write by its run token, whatever the body did, repeated while the database is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from celery import states
+from celery.exceptions import Ignore, Reject, TaskRevokedError, WorkerLostError
+from celery.utils.log import get_logger
+
+from celery_durable.outcomes import bound_text, encode_exception, encode_result, error_text
+from celery_durable.store.attempts import AlreadySettled, Attempt, Attempts, Ending
+from celery_durable.worker import runs
+from celery_durable.worker.abort import leave_body
+from celery_durable.worker.context import context_of
+from celery_durable.worker.runs import Phase, Run, Stop
+from celery_durable.worker.transient import persist
+
+logger = get_logger(__name__)
+
+PATIENCE_S = 300.0
+"""How long a settle is tried while the database is away. The body's work is done: waiting loses nothing."""
+MAIN_PATIENCE_S = 5.0
+"""The same in a worker's main process, which serves all its children; what fails there is recovered as lost."""
+
+
+class AttemptRefused(Reject):
+    """This attempt's outcome was not recorded, since the operation is no longer its own.
+
+    A ``Reject``, since Celery's tracer takes any other exception of a backend for the task's failure.
+    """
+
+
+def succeed(app: Any, run: Run, value: Any, *, keep_result: bool) -> str:
+    """Settles as succeeded, unless the body had asked for a retry: then that. Returns the operation's state.
+
+    :raises kombu.exceptions.EncodeError: the result cannot be serialised; nothing was written.
+    :raises AttemptRefused: the operation is no longer this attempt's.
+    """
+    leave_body(run)
+    if run.state is not None:
+        return run.state
+    if run.staged is not None:
+        return retry(app, run, None, None)
+    ending = Ending()
+    if keep_result:
+        encoded = encode_result(app, value)
+        ending = Ending(encoded.content_type, encoded.content_encoding, encoded.data)
+    return _write(app, run, lambda attempts: attempts.succeed(run.attempt, ending))
+
+
+def fail(app: Any, run: Run, error: BaseException, traceback: str | None) -> str:
+    """Settles as failed, unless the attempt asked for a retry, was told to stop, or its operation cancelled.
+
+    :raises AttemptRefused: the operation is no longer this attempt's.
+    """
+    leave_body(run)
+    if run.state is not None:
+        return run.state
+    if run.stop is Stop.CANCELLED:
+        return cancel(app, run, Stop.CANCELLED.value)
+    if run.stop is not None:
+        return lose(app, run, WorkerLostError(run.stop.value))
+    if run.staged is not None:
+        return retry(app, run, error, traceback)
+    ending = failure(app, error, traceback)
+    return _write(app, run, lambda attempts: attempts.fail(run.attempt, ending))
+
+
+def retry(app: Any, run: Run, error: BaseException | None, traceback: str | None) -> str:
+    """Settles as retried, with the message that was staged. A retry that was never sent is a failure.
+
+    :raises AttemptRefused: the operation is no longer this attempt's.
+    """
+    leave_body(run)
+    if run.state is not None:
+        return run.state
+    if run.stop is Stop.CANCELLED:
+        return cancel(app, run, Stop.CANCELLED.value)
+    message = run.staged
+    if message is None:
+        unsent = RuntimeError(f"Retry was raised but not sent: use self.retry(); its cause was {error!r}")
+        return fail(app, run, unsent, traceback)
+    delay_ms = message.eta_delay_ms or 0
+    requeue = delay_ms >= run.requeue_after_s * 1000 and delay_ms > 0
+    ending = texts(app, error, traceback)
+
+    def write(attempts: Attempts) -> str:
+        return attempts.retry(run.attempt, message, ending, delay_ms=delay_ms, requeue=requeue)
+
+    return _write(app, run, write)
+
+
+def cancel(app: Any, run: Run, reason: str) -> str:
+    """Settles as cancelled.
+
+    :raises AttemptRefused: the operation is no longer this attempt's.
+    """
+    leave_body(run)
+    ending = texts(app, TaskRevokedError(reason), None)
+    return _write(app, run, lambda attempts: attempts.cancel(run.attempt, ending))
+
+
+def lose(app: Any, run: Run, error: BaseException) -> str:
+    """Settles as lost with its worker: counted, capped, and run again.
+
+    :raises AttemptRefused: the operation is no longer this attempt's.
+    """
+    leave_body(run)
+    ending = failure(app, error, None)
+    losses_max = context_of(app).runtime.settings.max_worker_losses
+    return _write(app, run, lambda attempts: attempts.lose(run.attempt, ending, losses_max=losses_max))
+
+
+def rest(app: Any, run: Run, state: str | None, retval: Any) -> None:
+    """Settles what the tracer ended with and no backend call has settled: ``Ignore``, ``Reject``, an ignored retry.
+
+    :raises AttemptRefused: the operation is no longer this attempt's.
+    """
+    leave_body(run)
+    if run.state is not None or run.refused:
+        return
+    if state == states.RETRY:
+        retry(app, run, getattr(retval, "exc", None), None)
+    elif isinstance(retval, Reject) and retval.requeue:
+        ending = texts(app, retval, None)
+        _write(app, run, lambda attempts: attempts.repeat(run.attempt, ending))
+    elif isinstance(retval, Ignore):
+        succeed(app, run, None, keep_result=False)
+    elif isinstance(retval, BaseException):
+        fail(app, run, rejected(retval), None)
+    else:
+        lose(app, run, WorkerLostError("The task was skipped as done already, but its operation was not"))
+
+
+def rejected(error: BaseException) -> BaseException:
+    """What to record of an error: what a ``Reject`` gives as its reason, if that is an exception, else itself."""
+    reason = error.reason if isinstance(error, Reject) else None
+    return reason if isinstance(reason, BaseException) else error
+
+
+def settle_from_main(app: Any, attempt: Attempt, write: Callable[[Attempts], str]) -> str | None:
+    """Settles an attempt whose process is gone, from the worker's main process.
+
+    Returns the operation's state, or, where the attempt had settled before, as what; None: nobody can tell now.
+    """
+    context = context_of(app)
+    database = context.runtime.database
+    what = f"Settle of operation {attempt.id}"
+    try:
+        return persist(database, lambda: write(context.attempts), patience_s=MAIN_PATIENCE_S, what=what)
+    except AlreadySettled as before:
+        logger.info("%s", before)
+        return before.settled_as
+    except Exception as error:  # noqa: BLE001 - its heartbeats have ended: it is recovered as lost
+        logger.error("%s: %s: %s; it is recovered when its heartbeats are overdue", what, type(error).__name__, error)
+    finally:
+        database.dispose()  # the next child that is forked must find no connection
+    return None
+
+
+def failure(app: Any, error: BaseException, traceback: str | None) -> Ending:
+    """What a failed attempt leaves: the exception encoded, and texts, bounded."""
+    bytes_max = context_of(app).runtime.settings.error_bytes_max
+    encoded = encode_exception(app, error, bytes_max=bytes_max)
+    return replace(
+        texts(app, error, traceback),
+        content_type=encoded.content_type,
+        content_encoding=encoded.content_encoding,
+        result=encoded.data,
+    )
+
+
+def texts(app: Any, error: BaseException | None, traceback: str | None) -> Ending:
+    """What a retried or cancelled attempt leaves: texts for people, bounded."""
+    bytes_max = context_of(app).runtime.settings.error_bytes_max
+    return Ending(
+        error=None if error is None else error_text(error, bytes_max=bytes_max),
+        traceback=None if not traceback else bound_text(str(traceback), bytes_max=bytes_max),
+    )
+
+
+def _write(app: Any, run: Run, write: Callable[[Attempts], str]) -> str:
+    context = context_of(app)
+    what = f"Settle of operation {run.attempt.id}"
+    try:
+        state = persist(context.runtime.database, lambda: write(context.attempts), patience_s=PATIENCE_S, what=what)
+    except Exception as error:
+        run.refused = True
+        runs.counters["refused"] += 1
+        logger.warning("%s refused: %s: %s", what, type(error).__name__, str(error).strip())
+        raise AttemptRefused(str(error), requeue=False) from error
+    run.state = state
+    run.phase = Phase.SETTLED
+    return state
