@@ -5,7 +5,6 @@ A message that cannot be read goes to the dead-letter topic with the reason in i
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +12,16 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from celery_durable.kafka.consumer import Received
-from celery_durable.kafka.dead_letters import dead_letter
+from celery_durable.kafka.dead_letters import dead_letter, why_unreadable
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.permits.messages import AccountReport, Command, read_account_message
 from celery_durable.store.outbox import Staged
-
-logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX = 1_000_000
 """A longer message is refused unread: a report of 200 waiting groups with names of 1,024 characters is far below."""
 ACCOUNT_BYTES_MAX = 2_000
 """PostgreSQL indexes no key above about 2,700 bytes, and the account shares one with the topic and the slot."""
 _CLIENT_ID = re.compile(r"[a-zA-Z0-9._-]{1,100}", re.ASCII)
-_REASON_CHARACTERS_MAX = 500
 
 AccountMessage = AccountReport | Command
 
@@ -89,17 +85,13 @@ def read(received: Received) -> AccountMessage | Unreadable:
     try:
         message = read_account_message(body)
     except ValidationError as error:
-        return Unreadable(received, _describe(error))
+        return Unreadable(received, why_unreadable(error))
     reason = _refuse(message, received)
     return message if reason is None else Unreadable(received, reason)
 
 
 def dead_letters(settings: KafkaSettings, refused: Sequence[Unreadable]) -> list[Staged]:
     """The refused messages as they go to the dead-letter topic, and a line each in the log."""
-    for letter in refused:
-        received = letter.received
-        where = f"{received.topic} [{received.partition}] offset {received.offset}"
-        logger.warning("%s: refused: %s", where, letter.reason)
     return [dead_letter(settings, letter.received, letter.reason) for letter in refused]
 
 
@@ -116,11 +108,3 @@ def _refuse(message: AccountMessage, received: Received) -> str | None:
             f"client_id: {message.client_id[:120]!r} cannot be part of a topic's name (letters, digits, '.', '_', '-')"
         )
     return None
-
-
-def _describe(error: ValidationError) -> str:
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = [f"{'.'.join(str(part) for part in p['loc']) or 'message'}: {p['msg']}" for p in problems[:3]]
-    return ("; ".join(lines) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else ""))[
-        :_REASON_CHARACTERS_MAX
-    ]
