@@ -7,9 +7,11 @@ both believe they own the partition only one commits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 
 def offsets_table(metadata: MetaData, prefix: str) -> Table:
@@ -58,14 +60,17 @@ def advance(connection: Connection, offsets: Table, old: Position | None, new: P
     """
     if old is None:
         insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-        statement = (
-            insert(offsets)
-            .values(topic=new.topic, partition=new.partition, topic_id=new.topic_id, next_offset=new.next_offset)
-            .on_conflict_do_nothing()
+        row = {
+            "topic": new.topic,
+            "partition": new.partition,
+            "topic_id": new.topic_id,
+            "next_offset": new.next_offset,
+        }
+        statement: ReturningInsert[Any] | ReturningUpdate[Any] = (
+            insert(offsets).values(row).on_conflict_do_nothing().returning(offsets.c.partition)
         )
-        moved = connection.execute(statement).rowcount
     else:
-        moved = connection.execute(
+        statement = (
             update(offsets)
             .where(
                 offsets.c.topic == old.topic,
@@ -74,8 +79,9 @@ def advance(connection: Connection, offsets: Table, old: Position | None, new: P
                 offsets.c.next_offset == old.next_offset,
             )
             .values(topic_id=new.topic_id, next_offset=new.next_offset)
-        ).rowcount
-    if moved != 1:
+            .returning(offsets.c.partition)
+        )
+    if connection.execute(statement).first() is None:
         raise OffsetMoved(
             f"{new.topic} [{new.partition}]: the stored offset is no longer "
             f"{'absent' if old is None else old.next_offset}: another consumer moved it"

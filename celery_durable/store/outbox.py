@@ -220,6 +220,5 @@ def _as_sent(outbox: Table, sent: Sequence[Outgoing]) -> ColumnElement[bool]:
         .where(tuple_(outbox.c.no, outbox.c.version).in_([(row.no, row.version) for row in sent]))
         .order_by(outbox.c.no)
         .with_for_update(skip_locked=True)
-        .cte("sent")
     )
-    return outbox.c.no.in_(select(rows.c.no))
+    return outbox.c.no.in_(rows)
