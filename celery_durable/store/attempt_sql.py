@@ -55,13 +55,13 @@ _REVOKE = f"""
     """
 
 
-def _again(ends: str, *, state: str, more: str = "") -> str:
+def _again(ends: str, *, state: str, due: str = "{now}", more: str = "") -> str:
     # A cancel request wins over running again.
     return f"""
     UPDATE {{operations}} SET {more} state = CASE WHEN {_CANCELLED} THEN 'cancelled' {state} END,
         attempt = attempt + CASE WHEN {ends} THEN 0 ELSE 1 END, sends = 0, alive_until = NULL,
         run_token = CASE WHEN {ends} THEN run_token END, ended_at = CASE WHEN {ends} THEN {{now}} END,
-        due_at = CASE WHEN {ends} THEN NULL ELSE {{now}} + CAST(:delay_ms AS bigint) END,
+        due_at = CASE WHEN {ends} THEN NULL ELSE {due} END,
         error = :error, traceback = :traceback {_MINE}
     """
 
@@ -69,10 +69,11 @@ def _again(ends: str, *, state: str, more: str = "") -> str:
 _RETRY = _again(
     _CANCELLED,
     state="ELSE CAST(:state AS varchar(16))",
+    due="coalesce(CAST(:due_at AS bigint), {now} + CAST(:delay_ms AS bigint))",
     more="""
         retries = :retries, queue = :queue, priority = :priority,
         admitted_at = CASE WHEN CAST(:state AS varchar(16)) = 'scheduled' THEN NULL ELSE admitted_at END,
-        expires_at = coalesce({now} + CAST(:expires_delay_ms AS bigint), expires_at),
+        expires_at = coalesce(CAST(:expires_at AS bigint), {now} + CAST(:expires_delay_ms AS bigint), expires_at),
         """,
 )
 _REPEAT = _again(_CANCELLED, state="ELSE 'retrying'")

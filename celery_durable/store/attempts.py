@@ -123,8 +123,8 @@ class Attempts:
         """Ends the operation as cancelled, if this attempt was not started yet, or runs under this token."""
         return self._settle(self._statements.revoke, attempt, CANCELLED, ending.params())
 
-    def retry(self, attempt: Attempt, message: CapturedMessage, ending: Ending, *, delay_ms: int, requeue: bool) -> str:
-        """Has the operation run again as ``message``, ``delay_ms`` from now, or ends it if its cancel was requested.
+    def retry(self, attempt: Attempt, message: CapturedMessage, ending: Ending, *, requeue: bool) -> str:
+        """Has the operation run again as ``message``, when that is due, or ends it if its cancel was requested.
 
         It keeps its permit until then, unless ``requeue``. Returns ``retrying``, ``scheduled`` or ``cancelled``.
         """
@@ -132,11 +132,13 @@ class Attempts:
             **ending.params(),
             "state": SCHEDULED if requeue else RETRYING,
             "outcome": RETRIED,
-            "delay_ms": delay_ms,
+            "delay_ms": message.eta_delay_ms or 0,
+            "due_at": message.eta_at_ms,
             "retries": message.retries,
             "queue": message.queue,
             "priority": message.priority,
             "expires_delay_ms": message.expires_delay_ms,
+            "expires_at": message.expires_at_ms,
             "body": message.body,
             "body_type": message.content_type,
             "body_encoding": message.content_encoding,
@@ -148,7 +150,7 @@ class Attempts:
 
     def repeat(self, attempt: Attempt, ending: Ending) -> str:
         """Has the operation run again at once with the same message. Returns ``retrying`` or ``cancelled``."""
-        params = {"outcome": RETRIED, "delay_ms": 0, **ending.params()}
+        params = {"outcome": RETRIED, **ending.params()}
         return self._settle(self._statements.repeat, attempt, RETRIED, params)
 
     def lose(self, attempt: Attempt, ending: Ending, *, losses_max: int) -> str:
@@ -156,7 +158,7 @@ class Attempts:
 
         ``losses_max`` is the cap where the policy names none. Returns ``retrying``, ``failed`` or ``cancelled``.
         """
-        params = {"outcome": LOST, "delay_ms": 0, "losses_max": losses_max, **ending.params()}
+        params = {"outcome": LOST, "losses_max": losses_max, **ending.params()}
         return self._settle(self._statements.lose, attempt, LOST, params)
 
     def _settle(self, settle: Settle, attempt: Attempt, outcome: str, params: dict[str, Any]) -> str:

@@ -84,13 +84,9 @@ def retry(app: Any, run: Run, error: BaseException | None, traceback: str | None
         unsent = RuntimeError(f"Retry was raised but not sent: use self.retry(); its cause was {error!r}")
         return fail(app, run, unsent, traceback)
     delay_ms = message.eta_delay_ms or 0
-    requeue = delay_ms >= run.requeue_after_s * 1000 and delay_ms > 0
+    requeue = 0 < delay_ms >= run.requeue_after_s * 1000
     ending = texts(app, error, traceback)
-
-    def write(attempts: Attempts) -> str:
-        return attempts.retry(run.attempt, message, ending, delay_ms=delay_ms, requeue=requeue)
-
-    return _write(app, run, write)
+    return _write(app, run, lambda attempts: attempts.retry(run.attempt, message, ending, requeue=requeue))
 
 
 def cancel(app: Any, run: Run, reason: str) -> str:

@@ -39,7 +39,14 @@ class Rows:
     def admit(self, operation_id: str | None = None, *, policy: dict[str, Any] | None = None, **columns: Any) -> str:
         """Inserts an admitted operation and returns its ID."""
         operation_id = operation_id or f"op-{next(_numbers)}"
-        row = {"id": operation_id, "task": "t", "queue": "celery", "state": ADMITTED, "enqueued_at": now_ms(), **columns}
+        row = {
+            "id": operation_id,
+            "task": "t",
+            "queue": "celery",
+            "state": ADMITTED,
+            "enqueued_at": now_ms(),
+            **columns,
+        }
         payload = {"id": operation_id, "content_type": "application/json", "content_encoding": "utf-8", "body": b"[]"}
         payload |= {"digest": "d", "headers": {}, "properties": {}, "publish": {}, "policy": policy or {}}
         with self.database.transaction() as connection:

@@ -140,7 +140,7 @@ def test_a_settle_may_be_repeated(rows: Rows) -> None:
     for _ in range(2):
         assert attempts.succeed(attempt(first), DONE) == "succeeded"
         assert attempts.fail(attempt(second), BROKEN) == "failed"
-        assert attempts.retry(attempt(third), message(third), BROKEN, delay_ms=0, requeue=False) == "retrying"
+        assert attempts.retry(attempt(third), message(third), BROKEN, requeue=False) == "retrying"
         assert attempts.lose(attempt(fourth), BROKEN, losses_max=3) == "retrying"
     assert [len(rows.history(each)) for each in (first, second, third, fourth)] == [0, 1, 1, 1]
     assert rows.wakes() == ["acme", "acme"]
@@ -160,7 +160,7 @@ def test_a_settle_is_refused_to_a_token_that_is_gone(rows: Rows) -> None:
         lambda: rows.attempts.succeed(stale, DONE),
         lambda: rows.attempts.fail(stale, BROKEN),
         lambda: rows.attempts.cancel(stale, BROKEN),
-        lambda: rows.attempts.retry(stale, message(operation_id), BROKEN, delay_ms=0, requeue=True),
+        lambda: rows.attempts.retry(stale, message(operation_id), BROKEN, requeue=True),
         lambda: rows.attempts.repeat(stale, BROKEN),
     ):
         with pytest.raises(AlreadySettled) as refused:
@@ -186,8 +186,8 @@ def test_success_and_failure_of_one_attempt_exclude_each_other(rows: Rows) -> No
 def test_retry_keeps_the_permit_and_takes_the_new_message(rows: Rows) -> None:
     operation_id = rows.admit(account="acme", sends=3, expires_at=None)
     start(rows, operation_id)
-    again = message(operation_id, expires_delay_ms=50_000)
-    assert rows.attempts.retry(attempt(operation_id), again, BROKEN, delay_ms=9_000, requeue=False) == "retrying"
+    again = message(operation_id, eta_delay_ms=9_000, expires_delay_ms=50_000)
+    assert rows.attempts.retry(attempt(operation_id), again, BROKEN, requeue=False) == "retrying"
     row = rows.row(operation_id)
     assert (row.state, row.attempt, row.retries, row.sends, row.run_token, row.alive_until) == (
         "retrying", 2, 1, 0, None, None,
@@ -196,7 +196,12 @@ def test_retry_keeps_the_permit_and_takes_the_new_message(rows: Rows) -> None:
     assert 8_000 < row.due_at - rows.now() <= 9_000
     assert 45_000 < row.expires_at - rows.now() <= 50_000
     payload = rows.payload(operation_id)
-    assert (payload.body, payload.headers, payload.properties, payload.publish) == (b"new", {"a": 1}, {"p": 2}, {"q": 3})
+    assert (payload.body, payload.headers, payload.properties, payload.publish) == (
+        b"new",
+        {"a": 1},
+        {"p": 2},
+        {"q": 3},
+    )
     assert [entry.outcome for entry in rows.history(operation_id)] == ["retried"]
     assert rows.wakes() == []
 
@@ -204,10 +209,12 @@ def test_retry_keeps_the_permit_and_takes_the_new_message(rows: Rows) -> None:
 def test_a_long_retry_gives_the_permit_back(rows: Rows) -> None:
     operation_id = rows.admit(account="acme", admitted_at=1)
     start(rows, operation_id)
-    again = message(operation_id)
-    assert rows.attempts.retry(attempt(operation_id), again, BROKEN, delay_ms=60_000, requeue=True) == "scheduled"
+    due_at = rows.now() + 60_000
+    again = message(operation_id, eta_delay_ms=1, eta_at_ms=due_at, expires_delay_ms=1, expires_at_ms=due_at + 1)
+    assert rows.attempts.retry(attempt(operation_id), again, BROKEN, requeue=True) == "scheduled"
     row = rows.row(operation_id)
     assert (row.state, row.admitted_at, row.attempt, row.run_token) == ("scheduled", None, 2, None)
+    assert (row.due_at, row.expires_at) == (due_at, due_at + 1)
     assert rows.wakes() == ["acme"]
 
 
@@ -217,7 +224,7 @@ def test_a_cancel_request_wins_over_running_again(rows: Rows) -> None:
     for operation_id in (retried, repeated, lost):
         start(rows, operation_id)
     again = message(retried)
-    assert rows.attempts.retry(attempt(retried), again, BROKEN, delay_ms=0, requeue=False) == "cancelled"
+    assert rows.attempts.retry(attempt(retried), again, BROKEN, requeue=False) == "cancelled"
     assert rows.attempts.repeat(attempt(repeated), BROKEN) == "cancelled"
     assert rows.attempts.lose(attempt(lost), BROKEN, losses_max=3) == "cancelled"
     for operation_id in (retried, repeated, lost):
