@@ -52,6 +52,9 @@ CARRIED = frozenset(
 )  # fmt: skip
 """Options of ``apply_async`` that an operation carries to the worker as the caller gave them."""
 
+_TRANSPARENT = frozenset({"producer", "redelivered"})
+"""Canvas, beat and ``self.retry()`` give these themselves. They say nothing about the message."""
+
 REFUSED: Mapping[str, str] = {
     "connection": "the dispatcher publishes, over the app's own connection: set broker_url",
     "publisher": "the dispatcher publishes, over the app's own connection: set broker_url",
@@ -148,11 +151,14 @@ def capture(
     return recorder.captured(eta_delay_ms, eta_at_ms, expires_delay_ms, expires_at_ms, int(retries))
 
 
-class _Recorder:
-    """Stands where Celery expects a producer, and keeps the first message that is published through it."""
+class NoProducer:
+    """Stands where Celery expects a producer, for what publishes nothing: no connection is made for it."""
 
     serializer: str | None = None
-    compression: str | None = None
+
+
+class _Recorder(NoProducer):
+    """Keeps the first message that is published through it."""
 
     def __init__(self, task: Task, ignore_result: bool | None) -> None:
         self._task = task
@@ -244,11 +250,11 @@ def digest(task: str, args: Any, kwargs: Any, data: bytes) -> str:
 
 
 def _checked(task: Task, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that the message carries. ``producer`` is left out: canvas and beat give it, the dispatcher sends."""
+    """The options that the message carries."""
     stamps: Collection[str] = options.get("stamped_headers") or ()
     checked = {}
     for name, value in options.items():
-        if name == "producer" or (name in REFUSED and (value is None or (name == "retry" and value is True))):
+        if name in _TRANSPARENT or (name in REFUSED and (value is None or (name == "retry" and value is True))):
             continue
         if name in REFUSED:
             raise EnqueueError(f"{task.name}: {name} = {value!r}: an operation cannot carry it; {REFUSED[name]}")

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import DBAPIError, InvalidRequestError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
 from celery_durable.errors import ConfigurationError, EnqueueError
@@ -113,7 +113,7 @@ def database_errors(runtime: Runtime, target: Session | Connection | None = None
     """
     try:
         yield
-    except (ProgrammingError, DBAPIError) as error:
+    except DBAPIError as error:
         if not _is_missing(error):
             raise
         table = runtime.tables.operations.fullname
@@ -126,7 +126,7 @@ def database_errors(runtime: Runtime, target: Session | Connection | None = None
             f"using({_name(target)}): its database has no up-to-date table {table} ({_first_line(error)}); give a "
             f"session on this service's own database, {redact(str(runtime.database.url))}"
         ) from error
-    except (InvalidRequestError, SQLAlchemyError) as error:
+    except SQLAlchemyError as error:
         if target is None:
             raise
         raise EnqueueError(f"using({_name(target)}): it cannot be used: {_first_line(error)}") from error

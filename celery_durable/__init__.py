@@ -1,0 +1,74 @@
+"""Celery tasks that cannot be lost, and that never run more than N at a time per account.
+
+Everything is loaded on first use, so that the holder, which imports parts of this package, never loads Celery, and a
+web process or a worker never loads Kafka.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from celery_durable import limits
+    from celery_durable.commands import forfeit, pause, resume
+    from celery_durable.enqueue import Enqueued
+    from celery_durable.errors import (
+        AttemptLost,
+        ConfigurationError,
+        DuplicateOperationError,
+        DurableError,
+        EnqueueError,
+        SchemaError,
+    )
+    from celery_durable.results import DurableAsyncResult
+    from celery_durable.task import DurableTask, durable_task
+    from celery_durable.transactions import using
+
+__all__ = [
+    "AttemptLost",
+    "ConfigurationError",
+    "DuplicateOperationError",
+    "DurableAsyncResult",
+    "DurableError",
+    "DurableTask",
+    "EnqueueError",
+    "Enqueued",
+    "SchemaError",
+    "durable_task",
+    "forfeit",
+    "limits",
+    "pause",
+    "resume",
+    "using",
+]
+
+_MODULES = {
+    "AttemptLost": "errors",
+    "ConfigurationError": "errors",
+    "DuplicateOperationError": "errors",
+    "DurableAsyncResult": "results",
+    "DurableError": "errors",
+    "DurableTask": "task",
+    "EnqueueError": "errors",
+    "Enqueued": "enqueue",
+    "SchemaError": "errors",
+    "durable_task": "task",
+    "forfeit": "commands",
+    "pause": "commands",
+    "resume": "commands",
+    "using": "transactions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "limits":
+        return import_module("celery_durable.limits")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"celery_durable.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

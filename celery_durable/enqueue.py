@@ -1,0 +1,176 @@
+"""Writing operations: one row at once, or many in batches. It only inserts, so it is safe inside any transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from celery_durable import transactions
+from celery_durable.declaration import Declaration, Resolved
+from celery_durable.errors import DuplicateOperationError, EnqueueError
+from celery_durable.runtime import Runtime, runtime_of
+from celery_durable.store.operations import NewOperation, Operations
+from celery_durable.store.schema import Tables
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from celery_durable.message import CapturedMessage
+    from celery_durable.task import DurableTask
+
+BATCH_ROWS = 1_000
+BATCH_BYTES = 4_000_000
+"""A batch of :func:`enqueue_many` ends at so many rows, or bytes of bodies: that bounds memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What ``enqueue_many`` did."""
+
+    count: int
+    """Operations that are new."""
+    duplicates: tuple[str, ...]
+    """IDs of those that were there already, with the same arguments: nothing changed for them."""
+
+
+def new_operation(captured: CapturedMessage, resolved: Resolved, declaration: Declaration) -> NewOperation:
+    """The rows of one call."""
+    policy = {
+        "requeue_after_s": declaration.requeue_after_s,
+        "max_worker_losses": declaration.max_worker_losses,
+        "retention_s": declaration.retention_s,
+        "limit": resolved.limit,
+        "group_limit": resolved.group_limit,
+        "mutex": resolved.mutex or None,
+        "ignore_result": captured.headers["ignore_result"] or None,
+    }
+    retention_s = declaration.retention_s
+    return NewOperation(
+        id=captured.id,
+        task=captured.task,
+        queue=captured.queue,
+        content_type=captured.content_type,
+        content_encoding=captured.content_encoding,
+        body=captured.body,
+        digest=captured.digest,
+        headers=captured.headers,
+        properties=captured.properties,
+        publish=captured.publish,
+        policy={key: value for key, value in policy.items() if value is not None},
+        account=resolved.account,
+        group=resolved.group,
+        limit=resolved.limit,
+        group_limit=resolved.group_limit,
+        mutex=resolved.mutex,
+        priority=captured.priority,
+        retries=captured.retries,
+        eta_delay_ms=captured.eta_delay_ms,
+        eta_at_ms=captured.eta_at_ms,
+        expires_delay_ms=captured.expires_delay_ms,
+        expires_at_ms=captured.expires_at_ms,
+        retention_ms=None if retention_s is None else round(retention_s * 1000),
+    )
+
+
+def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
+    """Writes one operation, in the caller's transaction where there is one. True: the ID was there already.
+
+    :param own_id: the ID was made for this call, so nobody else can have written it.
+    :raises DuplicateOperationError: the ID was there with another task or other arguments. Not while Celery publishes
+        the callbacks and the next steps of a chain: a parent that ran again may well give its child other arguments,
+        and there the first row wins (case D15).
+    """
+    runtime = runtime_of(app)
+    try:
+        if transactions.in_callers_transaction():
+            with transactions.transaction(runtime) as connection:
+                return statements(runtime.tables, connection.dialect.name).insert(connection, new)
+        return _insert_alone(runtime, new, own_id)
+    except DuplicateOperationError:
+        if _publishes_callbacks():
+            return True
+        raise
+
+
+def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
+    operations = statements(runtime.tables, runtime.database.dialect)
+    try:
+        with transactions.database_errors(runtime), _one_insert(runtime) as connection:
+            return operations.insert(connection, new)
+    except DBAPIError as error:
+        # The pool's connection was cut (the server restarted, an idle timeout). The insert may have happened or not:
+        # under the same ID a second one changes nothing.
+        if not error.connection_invalidated:
+            raise
+    with transactions.database_errors(runtime), _one_insert(runtime) as connection:
+        return operations.insert(connection, new) and not own_id
+
+
+def _one_insert(runtime: Runtime) -> AbstractContextManager[Connection]:
+    # On PostgreSQL it is one statement, atomic by itself: autocommit saves the round trips of BEGIN and COMMIT.
+    database = runtime.database
+    return database.reading() if database.dialect == "postgresql" else database.transaction()
+
+
+def enqueue_many(task: DurableTask[..., Any], calls: Iterable[Any], *, batch_rows: int = BATCH_ROWS) -> Enqueued:
+    """See :meth:`celery_durable.task.DurableTask.enqueue_many`."""
+    if isinstance(batch_rows, bool) or not isinstance(batch_rows, int) or batch_rows < 1:
+        raise EnqueueError(f"batch_rows = {batch_rows!r}: give a whole number from 1 up")
+    runtime = runtime_of(task.app)
+    count, duplicates = 0, []
+    try:
+        for batch in _batches((task.prepare_call(call) for call in calls), batch_rows):
+            with transactions.transaction(runtime) as connection:
+                known = statements(runtime.tables, connection.dialect.name).insert_many(connection, batch)
+            duplicates += known
+            count += len(batch) - len(known)
+    except Exception as error:
+        if not transactions.in_callers_transaction():
+            error.add_note(f"enqueue_many: {count} operations of batches before this one are committed")
+        raise
+    return Enqueued(count, tuple(duplicates))
+
+
+def _batches(operations: Iterator[NewOperation], rows: int) -> Iterator[list[NewOperation]]:
+    batch: list[NewOperation] = []
+    size = 0
+    for new in operations:
+        batch.append(new)
+        size += len(new.body)
+        if len(batch) >= rows or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@lru_cache(maxsize=64)
+def statements(tables: Tables, dialect: str) -> Operations:
+    """The statements for these tables, built once."""
+    return Operations(tables, dialect)
+
+
+@contextmanager
+def reading(runtime: Runtime) -> Iterator[Connection]:
+    """A connection to read with: the caller's where there is one, since only that sees what is not committed yet."""
+    if transactions.in_callers_transaction():
+        with transactions.transaction(runtime) as connection:
+            yield connection
+    else:
+        with transactions.database_errors(runtime), runtime.database.reading() as connection:
+            yield connection
+
+
+def _publishes_callbacks() -> bool:
+    # Celery sets this exactly while it publishes links and a chain's next step. It is private: without it, such a
+    # second enqueue raises instead.
+    from celery.app import amqp
+
+    flag = getattr(amqp, "_callback_publish_retry", None)
+    return bool(flag is not None and flag.get())
