@@ -146,7 +146,7 @@ class SetLimit(_Command):
 
     type: Literal["SetLimit"] = "SetLimit"
     group: Group | None = None
-    limit: Limit | None
+    limit: Limit | None = None
 
 
 class Pause(_Command):
