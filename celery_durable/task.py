@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, 
 from celery import Task, shared_task
 from kombu.utils.uuid import uuid
 
-from celery_durable import enqueue, message
+from celery_durable import enqueue, message, spool
 from celery_durable.declaration import OPTIONS, Declaration, check_options, declare, signature_of
 from celery_durable.errors import ConfigurationError, EnqueueError
 from celery_durable.results import DurableAsyncResult, durable_backend
@@ -74,6 +74,7 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
     def on_bound(cls, app: Celery) -> None:
         """Checks once more: ``task_annotations`` may have changed what the task declares."""
         super().on_bound(app)
+        spool.register()
         cls._durable_declaration = None
         if cls.run is not Task.run:
             cls._durable_declaration = _declare(cls)
@@ -277,8 +278,11 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
 
     :raises ConfigurationError: an unknown option, a value that is none, a field that is no argument of the function.
     """
-    if function is not None:
-        return durable_task(**options)(function)
+    decorate = _decorator(options)
+    return decorate if function is None else decorate(function)
+
+
+def _decorator(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Any]:
     base = options.setdefault("base", DurableTask)
     if not (isinstance(base, type) and issubclass(base, DurableTask)):
         raise ConfigurationError(f"base = {base!r}: give a class that derives from celery_durable.DurableTask")
