@@ -51,7 +51,12 @@ class MockCluster:
         self._cluster = ctypes.c_void_p(
             self._library.rd_kafka_mock_cluster_new(ctypes.c_void_p(self._client), ctypes.c_int(brokers))
         )
-        self._call("group_initial_rebalance_delay_ms", ctypes.c_int32(0))
+        for function, milliseconds in (
+            ("group_initial_rebalance_delay_ms", 0),
+            ("group_consumer_heartbeat_interval_ms", 200),
+            ("group_consumer_session_timeout_ms", 1_500),
+        ):
+            getattr(self._library, f"rd_kafka_mock_{function}")(self._cluster, ctypes.c_int32(milliseconds))
 
     @property
     def bootstrap_servers(self) -> str:
