@@ -183,13 +183,13 @@ def own_kafka() -> Iterator[KafkaBroker]:
     ]
 )
 def stack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    """Everything a deployment needs: (SQLite, mock cluster, filesystem transport), then (PostgreSQL, Kafka, Redis)."""
+    """Everything a deployment needs: (SQLite, mock cluster, a folder as broker), then (PostgreSQL, Kafka, Redis)."""
     yield from _stack(request, tmp_path, request.param)
 
 
 @pytest.fixture
 def embedded_stack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    """SQLite, mock cluster, filesystem transport."""
+    """SQLite, mock cluster, a folder as the Celery broker."""
     yield from _stack(request, tmp_path, EMBEDDED)
 
 

@@ -30,6 +30,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from celery_durable import spool
 from tests.example.records import Record, read_records
 from tests.services.postgresql import fresh_database
 from tests.services.process import NotReady, ServerProcess, poll_until
@@ -211,7 +212,7 @@ class Stack:
     """Databases, brokers and processes of one test.
 
     :param postgresql: URL of a server; None: SQLite files.
-    :param redis: address of a server and numbers of its free databases; None: kombu's filesystem transport.
+    :param redis: address of a server and numbers of its free databases; None: a folder as the broker.
     """
 
     def __init__(
@@ -251,17 +252,7 @@ class Stack:
             self._flush(url)
             self._handles.callback(self._flush, url)
             return {"broker_url": url}
-        folder = self.folder / f"{name}-broker"
-        for part in ("messages", "control", "processed"):
-            (folder / part).mkdir(parents=True)
-        options = {
-            "data_folder_in": str(folder / "messages"),
-            "data_folder_out": str(folder / "messages"),
-            "control_folder": str(folder / "control"),
-            "processed_folder": str(folder / "processed"),
-            "polling_interval": 0.02,
-        }
-        return {"broker_url": "filesystem://", "broker_transport_options": options}
+        return {"broker_url": spool.url(self.folder / f"{name}-broker")}
 
     def service(self, name: str = "billing", *, migrate: bool = True, **settings: Any) -> Service:
         """A new service, its database migrated, its topics there."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_durable import DurableTask
+from celery_durable import DurableTask, spool
 from tests.example.records import write_record
 
 
@@ -24,6 +24,7 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
     :param durable: settings of celery-durable.
     :param records: the file of :mod:`tests.example.records`.
     """
+    spool.register()
     app = Celery(name, set_as_current=False)
     app.conf.update(broker, durable=durable, broker_connection_retry_on_startup=True)
     path = Path(records)

@@ -1,0 +1,67 @@
+# Every target does its own set-up: a virtual environment in .venv, once.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast lint format schemas docs-settings sim clean setup
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+demo: .venv/.installed ## Two services share the limits of six tenants, through a killed worker and a restarted holder
+	@$(BIN)/python -m examples.demo
+
+test: .venv/.installed-dev ## All tests, with real services
+	@$(PYTEST) -n $(WORKERS) --dist loadfile
+
+test-fast: .venv/.installed-dev ## The tests that start no service and no process
+	@$(PYTEST) tests/unit tests/simulation -m "not postgresql and not kafka and not redis and not processes"
+
+lint: .venv/.installed-dev ## Format, lint, types and import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: .venv/.installed-dev ## Format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+schemas: .venv/.installed-dev ## Write the JSON Schemas of the messages to topics/
+	@$(BIN)/python -m topics.export
+
+docs-settings: .venv/.installed-dev ## Write docs/settings.md from the settings models
+	@$(BIN)/python -m docs.generate_settings
+
+sim: .venv/.installed-dev ## A longer random walk over both pure cores
+	@$(PYTEST) tests/simulation
+
+clean: ## Remove everything that make and the tests made
+	rm -rf .venv .cache .durable .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+setup: .venv/.installed-dev ## Only the set-up
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or later is needed, and $(PYTHON) is not: make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+		echo "$(PYTHON) has no venv: apt-get install python3-venv (or your system's package of it)" >&2; exit 1; }
+	@echo "Setting up .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install -c constraints.txt pip
+	@touch $@
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/.made
+	@echo "Installing celery-durable and what it runs on into .venv (Celery, confluent-kafka, SQLAlchemy, …)"
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	@echo "Installing what tests and lint need into .venv (pytest, hypothesis, ruff, mypy, Flower, psycopg, …)"
+	@$(PIP) install -c constraints.txt -e '.[postgresql,redis,flower]' --group test --group lint --group docs
+	@touch $@
