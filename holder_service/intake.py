@@ -1,0 +1,215 @@
+"""How one report or command changes what the holder knows of an account (design, sections 8 and 10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from celery_durable.permits.messages import AccountReport, Command, Forfeit, Pause, ReportGroup, SetLimit
+from holder_service.account import AccountState, Client, Pair
+from holder_service.footprint import acknowledge, held, keep, show
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A message that this account's holder refuses: it goes to the dead-letter topic with the reason."""
+
+    message: AccountReport | Command
+    reason: str
+
+
+@dataclass(slots=True)
+class Work:
+    """One decision in the making, on a state of its own."""
+
+    state: AccountState
+    now_ms: int
+    version: int
+    changed: bool = False
+    mirror_changed: bool = False
+    declared_changed: bool = False
+    answer: dict[str, None] = field(default_factory=dict)
+    """The clients that are to be answered, in order."""
+    refusals: list[Refusal] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def take(work: Work, message: AccountReport | Command) -> None:
+    """Applies one message. A refused, old or doubled one changes nothing."""
+    if isinstance(message, AccountReport):
+        _take_report(work, message)
+    else:
+        _take_command(work, message)
+
+
+def begin_epoch(state: AccountState, epoch: int) -> AccountState:
+    """The account in a new epoch: nothing is given until each client seen has acknowledged it."""
+    clients = {}
+    for name, known in state.clients.items():
+        client = clients[name] = known.copy()
+        client.unknown, client.sent, client.must_ack = True, 0, 0
+        client.repeat_at_ms = client.tries = 0
+        for pair in client.pairs.values():
+            pair.offered = 0
+    return replace(state, epoch=epoch, clients=clients)
+
+
+def forfeit(work: Work, client: Client) -> None:
+    """Counts nothing of the client any more, and tells it to stop, should it ever listen."""
+    client.forfeited, client.dirty = True, True
+    client.must_ack = 0
+    for pair in client.pairs.values():
+        pair.waiting = pair.offered = pair.claiming = 0
+        show(client, pair, work.version, 0)
+    work.changed = True
+
+
+def _take_report(work: Work, report: AccountReport) -> None:
+    client = work.state.clients.get(report.client_id)
+    if client is not None and client.incarnation != report.incarnation:
+        if not client.forfeited:
+            _refuse_incarnation(work, client, report)
+            return
+        client = None
+    if any(group.released > group.claimed for group in report.groups):
+        work.refusals.append(Refusal(report, "a group's released is above its claimed"))
+        return
+    if client is not None and report.seq <= client.seq:
+        work.answer[report.client_id] = None
+        return
+    ack = None if report.ack is None else (report.ack.epoch, report.ack.version)
+    shown = work.version if client is None else client.sent
+    if ack is not None and ack > (work.state.epoch, shown):
+        # It was told more than this holder remembers: whatever else was given, only its next acknowledgement tells.
+        epoch = max(work.now_ms, ack[0] + 1)
+        work.state = begin_epoch(work.state, epoch)
+        work.warnings.append(
+            f"account {report.account!r}: client {report.client_id!r} acknowledged epoch {ack[0]} version {ack[1]}, "
+            f"which this holder never sent; the account waits for all its clients in epoch {epoch}"
+        )
+        client = None if client is None else work.state.clients[report.client_id]
+        unknown = True
+    else:
+        unknown = work.state.rebuilding and client is None
+    work.answer[report.client_id] = None
+    work.changed = True
+    if client is None:
+        client = work.state.clients[report.client_id] = Client(report.incarnation, sent=work.version, dirty=True)
+        work.declared_changed = True
+        if (ack is not None and report.groups) or any(group.claimed > group.released for group in report.groups):
+            client.must_ack = work.version
+    elif client.forfeited:
+        # It lives. What it holds counts again, until it acknowledges that it was told to stop.
+        client.forfeited = False
+        client.must_ack = client.sent
+    if unknown or (ack is not None and ack[0] < work.state.epoch and report.groups):
+        client.unknown, client.dirty = True, True
+    client.seq, client.reported_at_ms = report.seq, work.now_ms
+    if client.declared != report.declared:
+        client.declared = report.declared
+        work.declared_changed = True
+    _take_groups(work, client, report)
+    if ack is not None and ack[0] == work.state.epoch:
+        _take_ack(client, ack[1])
+
+
+def _refuse_incarnation(work: Work, client: Client, report: AccountReport) -> None:
+    work.refusals.append(
+        Refusal(
+            report,
+            f"client_id {report.client_id!r} has incarnation {report.incarnation!r}, while database "
+            f"{client.incarnation!r} of that name is known here; give the second database a client_id of its own, "
+            f"or forfeit the first if it is gone for ever",
+        )
+    )
+
+
+def _take_groups(work: Work, client: Client, report: AccountReport) -> None:
+    listed: dict[str, ReportGroup] = {group.group: group for group in report.groups}
+    for name, group in listed.items():
+        pair = client.pairs.get(name)
+        if pair is None:
+            pair = client.pairs[name] = Pair(served=work.version)
+        pair.claimed, pair.used, pair.waiting = group.claimed, group.claimed - group.released, group.waiting
+        if group.keeps is not None and keep(pair, group.keeps):
+            client.dirty = True
+    for name, pair in client.pairs.items():
+        if name not in listed:
+            pair.claimed = pair.used = pair.waiting = 0
+            if keep(pair, 0):
+                client.dirty = True
+
+
+def _take_ack(client: Client, version: int) -> None:
+    client.unknown = False
+    if client.must_ack and version >= client.must_ack:
+        client.must_ack = 0
+    for pair in client.pairs.values():
+        acknowledge(pair, version)
+        if pair.offered and version >= pair.offered_version:
+            pair.claiming, pair.offered, pair.window_ms = pair.offered, 0, 0
+            client.dirty = True
+
+
+def _take_command(work: Work, command: Command) -> None:
+    state = work.state
+    key = _command_key(command)
+    if command.seq <= state.seqs.get(key, -1):
+        return
+    work.changed = work.mirror_changed = True
+    state = replace(state, seqs={**state.seqs, key: command.seq})
+    if isinstance(command, SetLimit):
+        if command.group is None:
+            state = replace(state, limit=command.limit)
+        else:
+            limits = {group: limit for group, limit in state.group_limits.items() if group != command.group}
+            if command.limit is not None:
+                limits[command.group] = command.limit
+            state = replace(state, group_limits=limits)
+    elif not isinstance(command, Forfeit):
+        state = replace(state, paused=isinstance(command, Pause))
+    work.state = state
+    if isinstance(command, Forfeit):
+        _take_forfeit(work, command)
+
+
+def _take_forfeit(work: Work, command: Forfeit) -> None:
+    client = work.state.clients.get(command.client)
+    if client is None or client.forfeited:
+        return
+    upto = (command.epoch, command.version)
+    # An oldest entry above that was acknowledged, or is all that the client ever got: it spoke since.
+    given_after = not client.unknown and any(
+        (work.state.epoch, pair.entries[0].version) > upto
+        or any(entry.permits and (work.state.epoch, entry.version) > upto for entry in pair.entries)
+        for pair in client.pairs.values()
+        if pair.entries
+    )
+    if given_after:
+        work.warnings.append(
+            f"account {command.account!r}: forfeit of client {command.client!r} up to epoch {command.epoch} version "
+            f"{command.version} is ignored: the client was given permits after that; if it is gone, forfeit it again"
+        )
+        return
+    forfeit(work, client)
+
+
+def _command_key(command: Command) -> str:
+    if isinstance(command, SetLimit):
+        return (
+            f"{command.client_id}/SetLimit"
+            if command.group is None
+            else f"{command.client_id}/SetLimit/{command.group}"
+        )
+    if isinstance(command, Forfeit):
+        return f"{command.client_id}/Forfeit/{command.client}"
+    return f"{command.client_id}/Pause"
+
+
+def forget_forfeits(seqs: dict[str, int]) -> dict[str, int]:
+    """The commands' numbers without the forfeits: a rebuild meets those again, in their order among the reports."""
+    return {key: seq for key, seq in seqs.items() if "/Forfeit/" not in key}
+
+
+def counted_nothing(client: Client) -> bool:
+    """Whether the client holds nothing and waits for nothing, whatever it may still act by."""
+    return all(not pair.offered and not pair.waiting and not held(pair) for pair in client.pairs.values())
