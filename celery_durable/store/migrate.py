@@ -7,20 +7,19 @@ transaction, so a migration that fails leaves the schema as it was.
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from typing import Any, Protocol
 
-from alembic import op
-from alembic.config import Config
-from alembic.runtime.environment import EnvironmentContext
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, MetaData, inspect, text
+from sqlalchemy import Connection, MetaData, column, inspect, select, table, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateSchema
 
 from celery_durable.errors import ConfigurationError, SchemaError
+from celery_durable.store import migrations as client_migrations
 from celery_durable.store.database import Database
 
 
@@ -44,11 +43,18 @@ class Migrations:
 
     package: str
     """The package whose folder ``versions`` holds them."""
+    revisions: tuple[str, ...]
+    """Their IDs, oldest first: known without loading Alembic, since every process checks them as it starts."""
     command: str
     """What an operator runs to migrate, for messages."""
 
+    @property
+    def head(self) -> str:
+        """The revision that this code needs."""
+        return self.revisions[-1]
 
-CLIENT = Migrations("celery_durable.store.migrations", "celery -A <app> durable migrate")
+
+CLIENT = Migrations(client_migrations.__name__, client_migrations.REVISIONS, "celery -A <app> durable migrate")
 """The revisions of a service's tables."""
 
 
@@ -61,22 +67,22 @@ def migrate(database: Database, tables: TableSet, to: str = "head", migrations: 
     :raises SchemaError: the schema is newer than this code or than ``to``.
     :raises ConfigurationError: there is no such revision, or the database cannot be reached.
     """
-    with _loaded(migrations) as loaded:
-        script = loaded.script
-        target = _resolve(script, to)
-        with _reaching(database), database.transaction() as connection:
-            _lock(connection, tables)
-            found = _context(connection, tables).get_current_revision()
-            position = _position(script, found)
-            if position is None:
-                raise _newer(database, tables, found, script)
-            if found is not None and position > (_position(script, target) or 0):
-                raise SchemaError(
-                    f"The schema of {_where(database, tables)} has revision {found}, newer than {target}: migrations "
-                    "only go up. To go back, restore a backup"
-                )
-            if found != target:
-                _upgrade(connection, tables, loaded, target)
+    target = migrations.head if to == "head" else to
+    if target not in migrations.revisions:
+        known = ", ".join(migrations.revisions)
+        raise ConfigurationError(f"--to {to}: there is no such revision; use head or one of {known}")
+    with _reaching(database), database.transaction() as connection:
+        _lock(connection, tables)
+        found = _current(connection, tables)
+        _refuse_newer(database, tables, found, migrations)
+        line = (None, *migrations.revisions)
+        if line.index(found) > line.index(target):
+            raise SchemaError(
+                f"The schema of {_where(database, tables)} has revision {found}, newer than {target}: migrations only "
+                "go up. To go back, restore a backup"
+            )
+        if found != target:
+            _upgrade(connection, tables, migrations, target)
     return target
 
 
@@ -86,90 +92,91 @@ def check(database: Database, tables: TableSet, migrations: Migrations = CLIENT)
     :raises SchemaError: the schema is missing, older or newer; the message says what to do.
     :raises ConfigurationError: the database cannot be reached.
     """
-    with _loaded(migrations) as loaded:
-        script = loaded.script
-        with _reaching(database), database.reading() as connection:
-            found = _context(connection, tables).get_current_revision()
-        where = _where(database, tables)
-        if found is None:
-            raise SchemaError(f"There are no tables in {where}: run `{migrations.command}`")
-        if _position(script, found) is None:
-            raise _newer(database, tables, found, script)
-        head = _resolve(script, "head")
-        if found != head:
-            raise SchemaError(
-                f"The schema of {where} has revision {found}, this code needs {head}: run `{migrations.command}`"
-            )
+    with _reaching(database), database.reading() as connection:
+        found = _current(connection, tables)
+    if found is None:
+        raise SchemaError(f"There are no tables in {_where(database, tables)}: run `{migrations.command}`")
+    _refuse_newer(database, tables, found, migrations)
+    if found != migrations.head:
+        raise SchemaError(
+            f"The schema of {_where(database, tables)} has revision {found}, this code needs {migrations.head}: "
+            f"run `{migrations.command}`"
+        )
 
 
 def table_names() -> tuple[str, str | None]:
     """For revisions: the prefix and the schema of the tables that are being migrated."""
+    from alembic import op
+
     options = op.get_context().opts
     return options["table_prefix"], options["version_table_schema"]
 
 
-class _loaded:  # noqa: N801 - used as a context manager only
-    """The scripts of a line of revisions, as files for as long as they are in use."""
-
-    def __init__(self, migrations: Migrations) -> None:
-        self._folder = as_file(files(migrations.package))
-        self.config = Config()
-        self.script: ScriptDirectory
-
-    def __enter__(self) -> _loaded:
-        folder = self._folder.__enter__()
-        self.config.set_main_option("script_location", str(folder).replace("%", "%%"))
-        self.config.set_main_option("path_separator", "os")
-        self.script = ScriptDirectory.from_config(self.config)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._folder.__exit__(*error)
-
-
-class _reaching:  # noqa: N801 - used as a context manager only
+@contextmanager
+def _reaching(database: Database) -> Iterator[None]:
     """Turns a database that does not answer into one clear line."""
+    try:
+        yield
+    except OperationalError as error:
+        reason = " ".join(str(error.orig).split())
+        url = database.url.render_as_string(hide_password=True)
+        raise ConfigurationError(
+            f"database_url = {url}: the database does not answer ({reason}); start it or correct the URL"
+        ) from None
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
-    def __enter__(self) -> None:
+def _version_table(tables: TableSet) -> str:
+    return f"{tables.prefix}alembic_version"
+
+
+def _current(connection: Connection, tables: TableSet) -> str | None:
+    name, schema = _version_table(tables), tables.metadata.schema
+    if not inspect(connection).has_table(name, schema=schema):
         return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, OperationalError):
-            reason = " ".join(str(error.orig).split())
-            url = self._database.url.render_as_string(hide_password=True)
-            raise ConfigurationError(
-                f"database_url = {url}: the database does not answer ({reason}); start it or correct the URL"
-            ) from None
+    statement = select(table(name, column("version_num"), schema=schema).c.version_num)
+    revision: str | None = connection.scalar(statement)
+    return revision
 
 
-def _options(tables: TableSet) -> dict[str, Any]:
-    return {
-        "version_table": f"{tables.prefix}alembic_version",
-        "version_table_schema": tables.metadata.schema,
-        "table_prefix": tables.prefix,
-    }
-
-
-def _context(connection: Connection, tables: TableSet) -> MigrationContext:
-    return MigrationContext.configure(connection, opts=_options(tables))
-
-
-def _upgrade(connection: Connection, tables: TableSet, loaded: _loaded, target: str) -> None:
+def _upgrade(connection: Connection, tables: TableSet, migrations: Migrations, target: str) -> None:
     schema = tables.metadata.schema
     if schema is not None and not inspect(connection).has_schema(schema):
         connection.execute(CreateSchema(schema))
+    with _quiet_alembic(), as_file(files(migrations.package)) as folder:
+        from alembic.config import Config
+        from alembic.runtime.environment import EnvironmentContext
+        from alembic.script import ScriptDirectory
 
-    def steps(revision: Any, _context: Any) -> Any:
-        return loaded.script._upgrade_revs(target, revision)
+        config = Config()
+        config.set_main_option("script_location", str(folder).replace("%", "%%"))
+        config.set_main_option("path_separator", "os")
+        script = ScriptDirectory.from_config(config)
 
-    environment = EnvironmentContext(loaded.config, loaded.script, fn=steps, destination_rev=target)
-    with environment:
-        # The transaction is the caller's: SQLite keeps DDL in one too, which Alembic does not expect by itself.
-        environment.configure(connection=connection, transactional_ddl=True, **_options(tables))
-        environment.run_migrations()
+        def steps(revision: Any, _context: Any) -> Any:
+            return script._upgrade_revs(target, revision)
+
+        with EnvironmentContext(config, script, fn=steps, destination_rev=target) as environment:
+            # The transaction is the caller's: SQLite keeps DDL in one too, which Alembic does not expect by itself.
+            environment.configure(
+                connection=connection,
+                transactional_ddl=True,
+                version_table=_version_table(tables),
+                version_table_schema=schema,
+                table_prefix=tables.prefix,
+            )
+            environment.run_migrations()
+
+
+@contextmanager
+def _quiet_alembic() -> Iterator[None]:
+    # It logs its own set-up at INFO, line by line, from its import on.
+    logger = logging.getLogger("alembic")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _lock(connection: Connection, tables: TableSet) -> None:
@@ -181,31 +188,12 @@ def _lock(connection: Connection, tables: TableSet) -> None:
     # On SQLite the transaction began with BEGIN IMMEDIATE, which keeps every other writer out.
 
 
-def _line(script: ScriptDirectory) -> list[str]:
-    """The revisions, oldest first."""
-    return [each.revision for each in script.walk_revisions()][::-1]
-
-
-def _resolve(script: ScriptDirectory, name: str) -> str:
-    line = _line(script)
-    if name == "head":
-        return line[-1]
-    if name not in line:
-        raise ConfigurationError(f"--to {name}: there is no such revision; use head or one of {', '.join(line)}")
-    return name
-
-
-def _position(script: ScriptDirectory, revision: str | None) -> int | None:
-    """Where the revision is in the line, 0 for no revision yet; None: this code does not know it."""
-    line = [None, *_line(script)]
-    return line.index(revision) if revision in line else None
-
-
-def _newer(database: Database, tables: TableSet, found: str | None, script: ScriptDirectory) -> SchemaError:
-    return SchemaError(
-        f"The schema of {_where(database, tables)} has revision {found}, which is newer than this code "
-        f"({_resolve(script, 'head')}): install the release of celery-durable that made it, or a later one"
-    )
+def _refuse_newer(database: Database, tables: TableSet, found: str | None, migrations: Migrations) -> None:
+    if found is not None and found not in migrations.revisions:
+        raise SchemaError(
+            f"The schema of {_where(database, tables)} has revision {found}, which is newer than this code "
+            f"({migrations.head}): install the release of celery-durable that made it, or a later one"
+        )
 
 
 def _where(database: Database, tables: TableSet) -> str:

@@ -2,5 +2,5 @@
 
 from celery_durable.store.migrate import Migrations
 
-HOLDER = Migrations("holder_service.migrations", "holder-service migrate")
+HOLDER = Migrations("holder_service.migrations", ("0001",), "holder-service migrate")
 """The revisions of a holder's tables."""

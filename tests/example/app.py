@@ -43,8 +43,15 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
         with recorded(self, ""):
             return x + y
 
-    @app.task(base=DurableTask, bind=True, name="example.work", account="{account}", group="{group}", limit=2)
-    def work(self: Any, account: str, duration_s: float = 0.02, group: str = "") -> str:
+    @app.task(base=DurableTask, bind=True, name="example.grouped", account="{account}", group="{group}", group_limit=2)
+    def grouped(self: Any, account: str, group: str, duration_s: float = 0.02) -> str:
+        """Declares the limit of a group, and none of the account: that comes from the holder's rules."""
+        with recorded(self, account):
+            time.sleep(duration_s)
+        return group
+
+    @app.task(base=DurableTask, bind=True, name="example.work", account="{account}", limit=2)
+    def work(self: Any, account: str, duration_s: float = 0.02) -> str:
         with recorded(self, account):
             time.sleep(duration_s)
         return account

@@ -7,11 +7,14 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, event, inspect, select, text
 
 from celery_durable.errors import ConfigurationError, SchemaError
@@ -77,6 +80,26 @@ def test_the_migrated_schema_is_the_one_of_the_code(database: Database, build: B
         tables.metadata.create_all(connection)
     assert migrated == definitions(database, "public")
     assert len(migrated) >= len(tables.metadata.tables)
+
+
+@pytest.mark.parametrize("migrations", [CLIENT, HOLDER], ids=["client", "holder"])
+def test_the_listed_revisions_are_those_that_are_there(migrations: Migrations) -> None:
+    folder = Path(str(files(migrations.package)))
+    script = ScriptDirectory(str(folder), version_locations=[str(folder / "versions")])
+    assert tuple(each.revision for each in script.walk_revisions())[::-1] == migrations.revisions
+
+
+def test_a_check_does_not_load_alembic(sqlite_url: str) -> None:
+    """Every process checks its schema as it starts: that must stay cheap, a worker's too."""
+    database = Database(sqlite_url)
+    migrate(database, client.build_tables())
+    database.dispose()
+    script = (
+        "import sys; from celery_durable.store.migrate import check; from celery_durable.store.schema import *\n"
+        "from celery_durable.store.database import Database\n"
+        "check(Database(sys.argv[1]), build_tables()); assert 'alembic' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script, sqlite_url], check=True, timeout=60)
 
 
 @pytest.mark.postgresql
