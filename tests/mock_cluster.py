@@ -51,12 +51,10 @@ class MockCluster:
         self._cluster = ctypes.c_void_p(
             self._library.rd_kafka_mock_cluster_new(ctypes.c_void_p(self._client), ctypes.c_int(brokers))
         )
-        for function, milliseconds in (
-            ("group_initial_rebalance_delay_ms", 0),
-            ("group_consumer_heartbeat_interval_ms", 200),
-            ("group_consumer_session_timeout_ms", 1_500),
-        ):
-            getattr(self._library, f"rd_kafka_mock_{function}")(self._cluster, ctypes.c_int32(milliseconds))
+        # By default a group's first member waits three seconds for others, and a KIP-848 member is told as late.
+        self._library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, ctypes.c_int32(0))
+        self._library.rd_kafka_mock_set_group_consumer_heartbeat_interval_ms(self._cluster, ctypes.c_int(200))
+        self._library.rd_kafka_mock_set_group_consumer_session_timeout_ms(self._cluster, ctypes.c_int(1_500))
 
     @property
     def bootstrap_servers(self) -> str:

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 REPORT_WAIT_S = 0.05
 """How long one step waits for a delivery report, in seconds: rows that become due meanwhile wait as long at most."""
+CLOSE_S = 1.0
+"""How long :meth:`Relay.close` waits for delivery reports, in seconds."""
 _GRACE_MS = 5_000
 _BATCHES_IN_FLIGHT = 4
 
@@ -68,10 +70,10 @@ class Relay:
     def step(self) -> float | None:
         """Sends one batch. As :data:`celery_durable.scheduling.loop.Step`: None, or seconds until a row is due."""
         producer = self._usable_producer()
-        producer.poll(0)
+        self._poll(producer, 0)
         due_s = self._send_due(producer)
-        if self._in_flight:
-            producer.poll(REPORT_WAIT_S)
+        if self._in_flight and self._broken is None:
+            self._poll(producer, REPORT_WAIT_S)
         self._give_up_overdue()
         settled = self._settle()
         return None if settled or self._in_flight else due_s
@@ -80,7 +82,9 @@ class Relay:
         """Ends the producer. What Kafka has not acknowledged stays in the outbox."""
         if self._producer is None:
             return
-        self._producer.flush(min(1.0, self._deadline_s))
+        deadline = time.monotonic() + CLOSE_S
+        while self._in_flight and self._broken is None and time.monotonic() < deadline:
+            self._poll(self._producer, REPORT_WAIT_S)
         self._retire("closed")
         self._settle()
 
@@ -120,7 +124,7 @@ class Relay:
                 produce()
             except BufferError:
                 # librdkafka's queue is full: its reports make room.
-                producer.poll(REPORT_WAIT_S)
+                self._poll(producer, REPORT_WAIT_S)
                 produce()
         except BufferError:
             self._failed(row, "the producer's queue is full")
@@ -183,11 +187,20 @@ class Relay:
             self._producer = client.make_producer(self._settings)
         return self._producer
 
+    def _poll(self, producer: Producer, timeout_s: float) -> None:
+        """Serves delivery reports. The producer raises its own fatal error here, after the rows' reports."""
+        try:
+            producer.poll(timeout_s)
+        except KafkaException as error:
+            if not error.args[0].fatal():
+                raise
+            self._broken = error.args[0].str()
+
     def _retire(self, reason: str) -> None:
         """Drops the producer. Its unreported rows count as not sent."""
         if self._producer is not None:
             self._producer.purge()
-            self._producer.poll(0)
+            self._poll(self._producer, 0)
             self._producer = None
         self._broken = None
         for one in list(self._in_flight.values()):

@@ -55,9 +55,13 @@ def test_a_rollback_sends_nothing(database: Database, table: Table) -> None:
     class Rollback(Exception):
         pass
 
-    with pytest.raises(Rollback), database.transaction() as connection:
-        outbox.stage(connection, table, [report("a")])
-        raise Rollback
+    def fail() -> None:
+        with database.transaction() as connection:
+            outbox.stage(connection, table, [report("a")])
+            raise Rollback
+
+    with pytest.raises(Rollback):
+        fail()
     assert bodies(database, table) == []
 
 
