@@ -62,16 +62,18 @@ class Dispatcher:
         self._delivery = Delivery(app, runtime, on_wakes=self._wake_passes)
         self._relay = Relay(runtime.database, runtime.tables.outbox, settings, batch_max=settings.relay_batch_max)
         passes = Passes(runtime, hand_over=self._hand_over)
-        self._replies = ReplyReader(runtime, Passes(runtime, hand_over=self._hand_over))
+        self._replies = ReplyReader(runtime, Passes(runtime, hand_over=self._hand_over), on_applied=self._wake_relay)
         recovery = Recovery(runtime, on_wakes=self._wake_passes, on_admitted=self._wake_delivery)
-        self._passes_loop = self._loop("passes", _then(passes.step, self._wake_relay))
+        self._passes_loop = self._loop(
+            "passes", _first(self._replies.check_restored, _then(passes.step, self._wake_relay))
+        )
         self._delivery_loop = self._loop("delivery", self._delivery.step)
         self._relay_loop = self._loop("relay", self._relay.step)
         self._loops = [
             self._passes_loop,
             self._delivery_loop,
             self._relay_loop,
-            self._loop("replies", _then(self._replies.step, self._wake_relay)),
+            self._loop("replies", self._replies.step),
             self._loop("recovery", recovery.step),
             self._loop("events", events.make_step(app)),
             Loop("retention", Retention(runtime).step, pause_min_s=1.0, pause_max_s=LOOK_EVERY_S),
@@ -114,6 +116,20 @@ class Dispatcher:
 
     def _wake_relay(self) -> None:
         self._relay_loop.wake()
+
+
+def _first(once: Callable[[], object], step: Step) -> Step:
+    """The step, with ``once`` before the first: until it has ended without an error, the step waits."""
+    done = False
+
+    def stepped() -> float | None:
+        nonlocal done
+        if not done:
+            once()
+            done = True
+        return step()
+
+    return stepped
 
 
 def _then(step: Step, hint: Callable[[], None]) -> Step:

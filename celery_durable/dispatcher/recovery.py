@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from celery_durable.runtime import Runtime
 from celery_durable.store import accounts
 from celery_durable.store.recovery import LossDecision, LostAttempt, Moved, Recoveries
-from celery_durable.store.schema import ADMITTED, CANCELLED, FAILED, RETRYING
+from celery_durable.store.schema import ADMITTED, CANCELLED, FAILED, PERMIT_STATES, RETRYING
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Recovery:
     def _move(self, work: Callable[[Connection], Sequence[Moved]]) -> int:
         with self._database.transaction() as connection:
             moved = work(connection)
-            woken = {one.account for one in moved if one.account is not None and one.state != ADMITTED}
+            woken = {one.account for one in moved if one.account is not None and one.state not in PERMIT_STATES}
             accounts.wake(connection, self._tables, woken)
         if woken:
             self._on_wakes()

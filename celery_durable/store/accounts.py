@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from celery_durable.errors import ConfigurationError
 from celery_durable.permits.messages import Declared, Reason
-from celery_durable.permits.queue import AccountState, GroupCounts, new_account
+from celery_durable.permits.queue import AccountState, GroupCounts, new_account, restored_account
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import PERMIT_STATES, QUEUED, Tables
 from celery_durable.store.sql import Dialect, database_now, dialect_of, execute_many, in_states, insert_new
@@ -213,7 +213,7 @@ class Accounts:
             connection.execute(delete(accounts).where(accounts.c.account.in_(sorted(keys))))
 
     def reset_all(self, connection: Connection, batch: int = 1_000) -> int:
-        """Voids what every account was given, and wakes it: as if each row had been deleted and made again.
+        """Voids what every account was given, and wakes it: the database was restored from an earlier state.
 
         Returns how many accounts there are.
         """
@@ -228,7 +228,7 @@ class Accounts:
         )
         reset = update(accounts).where(accounts.c.account == bindparam("key")).values(state=bindparam("state"))
         while keys := list(connection.scalars(statement, {"after": after})):
-            execute_many(connection, reset, [{"key": key, "state": new_account(key).to_json()} for key in keys])
+            execute_many(connection, reset, [{"key": key, "state": restored_account(key).to_json()} for key in keys])
             wake(connection, self._tables, keys)
             after, done = keys[-1], done + len(keys)
         return done
@@ -316,14 +316,11 @@ def _waiting(tables: Tables, count_max: int) -> Select[Any]:
     def of_group(table: Any) -> list[Any]:
         return [table.c.account == walk.c.account, table.c.group == walk.c.group, in_states(table, (QUEUED,))]
 
-    capped = select(literal(1).label("one")).where(*of_group(counted)).limit(count_max).correlate(walk).subquery()
+    def in_order(statement: Any, table: Any) -> Any:
+        # The order costs nothing in the index, and keeps the planner from a scan that would first pass all that ended.
+        return statement.where(*of_group(table)).order_by(table.c.priority.desc(), table.c.order_no).correlate(walk)
+
+    capped = in_order(select(literal(1).label("one")), counted).limit(count_max).subquery()
     waiting = select(func.count()).select_from(capped).scalar_subquery()
-    oldest = (
-        select(database_now() - head.c.enqueued_at)
-        .where(*of_group(head))
-        .order_by(head.c.priority.desc(), head.c.order_no)
-        .limit(1)
-        .correlate(walk)
-        .scalar_subquery()
-    )
+    oldest = in_order(select(database_now() - head.c.enqueued_at), head).limit(1).scalar_subquery()
     return select(walk.c.account, walk.c.group, waiting, oldest).where(walk.c.group.is_not(None))

@@ -148,6 +148,8 @@ def _queues(tables: Tables) -> Select[Any]:
     under_way = (
         select(literal(1).label("one"))
         .where(*of_queue(sent), sent.c.sends > 0)
+        # The order costs nothing in the index, and keeps the planner from a scan that would first pass all that ended.
+        .order_by(sent.c.sends, sent.c.due_at)
         .limit(bindparam("count_max"))
         .correlate(walk)
         .subquery()

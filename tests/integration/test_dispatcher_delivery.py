@@ -1,0 +1,222 @@
+"""Delivery to Celery, on real databases and kombu's in-memory transport."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+
+from celery_durable.dispatcher.publisher import BrokerUnavailable
+from tests.dispatching import Service, received, steps
+
+
+@pytest.fixture
+def service(database_url: str) -> Iterator[Service]:
+    service = Service(database_url, sent_not_started_max=10, deliver_batch_max=8, sends_max=3)
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def queue() -> str:
+    """The in-memory transport is one for the process: a queue of the test's own."""
+    return f"q-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def app(queue: str) -> Celery:
+    return Celery("billing", broker="memory://", set_as_current=False)
+
+
+def overdue(service: Service, *ids: str) -> None:
+    """Their time to be sent again has come."""
+    service.change(*ids, due_at=1)
+
+
+def test_sends_the_message_as_celery_made_it(service: Service, app: Celery, queue: str) -> None:
+    service.add(
+        "op",
+        account=None,
+        state="admitted",
+        due_at=1,
+        queue=queue,
+        wakes=False,
+        attempt=4,
+        generation=2,
+        headers={"task": "t", "id": "op"},
+        properties={"correlation_id": "op", "reply_to": "r"},
+        publish={"priority": 3, "delivery_mode": 1, "exchange": "", "routing_key": queue},
+    )
+    delivery = service.delivery(app)
+    steps(delivery.step)
+    (message,) = received(app, queue)
+    assert message.body in (b"[[], {}, {}]", "[[], {}, {}]")
+    assert message.headers == {"task": "t", "id": "op", "durable_attempt": 4, "durable_generation": 2}
+    assert message.properties["correlation_id"] == "op"
+    assert message.properties["priority"] == 3
+    assert (message.content_type, message.content_encoding) == ("application/json", "utf-8")
+    row = service.row("op")
+    assert (row.state, row.sends) == ("admitted", 1)
+    assert row.due_at > row.enqueued_at + 4_000
+
+
+def test_what_a_pass_hands_over_costs_no_second_write(service: Service, app: Celery, queue: str) -> None:
+    """Admission says already when to send again (design, section 6, Delivery)."""
+    service.add("op", queue=queue)
+    service.run_passes()
+    service.lease(1)
+    before = service.row("op")
+    assert (before.state, before.sends) == ("admitted", 1)
+    delivery = service.delivery(app)
+    delivery.hand_over(service.handed)
+    steps(delivery.step)
+    assert len(received(app, queue)) == 1
+    assert service.row("op") == before
+
+
+def test_sends_again_further_and_further_apart(service: Service, app: Celery, queue: str) -> None:
+    """C4: a message that the broker forgot is sent again."""
+    service.add("op", account=None, state="admitted", due_at=1, queue=queue, wakes=False)
+    delivery = service.delivery(app)
+    delays = []
+    for _ in range(3):
+        overdue(service, "op")
+        steps(delivery.step)
+        row = service.row("op")
+        delays.append(row.due_at)
+    assert len(received(app, queue)) == 3
+    gaps = [round((due - service.row("op").enqueued_at) / 1000) for due in delays]
+    assert [abs(gap - wanted) <= 2 for gap, wanted in zip(gaps, (5, 10, 20), strict=True)] == [True] * 3
+
+
+def test_an_operation_that_nobody_starts_gives_its_permit_back(
+    service: Service, app: Celery, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C22: after sends_max sends without a start it waits without a permit, longer each time, with a warning."""
+    service.add("op", queue=queue, wakes=False, state="admitted", sends=3, due_at=1, admitted_at=1)
+    woken: list[bool] = []
+    delivery = service.delivery(app, on_wakes=lambda: woken.append(True))
+    with caplog.at_level(logging.WARNING):
+        steps(delivery.step)
+    row = service.row("op")
+    assert (row.state, row.admitted_at) == ("scheduled", None)
+    assert 200_000 < row.due_at - row.enqueued_at < 400_000
+    assert received(app, queue) == []
+    assert service.count("wakes") == 1
+    assert woken == [True]
+    assert f"queue {queue!r} 3 times" in caplog.text
+    service.change("op", state="admitted", due_at=1)
+    steps(delivery.step)
+    assert len(received(app, queue)) == 1
+    service.change("op", due_at=1)
+    steps(delivery.step)
+    service.change("op", due_at=1)
+    steps(delivery.step)
+    later = service.row("op")
+    assert later.state == "scheduled"
+    assert later.due_at - row.due_at > 200_000
+
+
+def test_a_queue_holds_no_more_than_its_cap_unstarted_and_hides_no_other(
+    service: Service, app: Celery, queue: str
+) -> None:
+    """At most sent_not_started_max per Celery queue; a full one does not hold back another (case A10's like)."""
+    other = queue + "-other"
+    service.add(*(f"a{n}" for n in range(40)), account=None, state="admitted", due_at=1, queue=queue, wakes=False)
+    service.add("b", account=None, state="admitted", due_at=2, queue=other, wakes=False)
+    delivery = service.delivery(app)
+    steps(delivery.step)
+    assert len(received(app, queue)) == 10
+    assert len(received(app, other)) == 1
+    overdue(service, *(f"a{n}" for n in range(5)))
+    steps(delivery.step)
+    again = received(app, queue)
+    assert len(again) == 5, "those sent before are sent again, none beyond the cap"
+    service.change("a0", "a1", state="running", run_token="r")
+    steps(delivery.step)
+    assert len(received(app, queue)) == 2
+
+
+def test_what_is_handed_over_beyond_the_cap_waits_in_sql(service: Service, app: Celery, queue: str) -> None:
+    service.add(*(f"a{n}" for n in range(14)), queue=queue)
+    service.run_passes()
+    service.lease(14)
+    delivery = service.delivery(app)
+    delivery.hand_over(service.handed)
+    steps(delivery.step)
+    assert len(received(app, queue)) == 10
+    assert sorted(service.row(f"a{n}").sends for n in range(14)) == [0] * 4 + [1] * 10
+
+
+def test_a_message_that_cannot_be_sent_fails_alone(
+    service: Service, app: Celery, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B13."""
+    common = {"account": None, "state": "admitted", "due_at": 1, "queue": queue, "wakes": False}
+    service.add("a", **common)
+    service.add("poison", publish={"compression": "no-such-compression"}, **common)
+    service.add("z", **common)
+    delivery = service.delivery(app)
+    with caplog.at_level(logging.WARNING):
+        steps(delivery.step)
+    assert len(received(app, queue)) == 2
+    assert "operation poison cannot be sent" in caplog.text
+    assert service.row("poison").sends == 1
+
+
+def test_what_was_cancelled_meanwhile_is_not_sent(service: Service, app: Celery, queue: str) -> None:
+    service.add("op", queue=queue)
+    service.run_passes()
+    service.lease(1)
+    service.change("op", state="cancelled", ended_at="now")
+    delivery = service.delivery(app)
+    delivery.hand_over(service.handed)
+    steps(delivery.step)
+    assert received(app, queue) == []
+
+
+def test_two_dispatchers_send_each_operation_once(service: Service, app: Celery, queue: str) -> None:
+    ids = [f"a{n}" for n in range(10)]
+    service.add(*ids, account=None, state="admitted", due_at=1, queue=queue, wakes=False)
+    first, second = service.delivery(app), service.again().delivery(app)
+    while first.step() is None or second.step() is None:
+        pass
+    assert len(received(app, queue)) == 10
+    assert {service.row(one).sends for one in ids} == {1}
+
+
+def test_a_broker_that_refuses_costs_no_send(service: Service, queue: str) -> None:
+    """C19: with the broker down nothing is lost or counted; delivery follows."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    down = Celery("billing", broker=f"redis://127.0.0.1:{port}/0", set_as_current=False)
+    service.add("op", account=None, state="admitted", due_at=1, queue=queue, wakes=False)
+    delivery = service.delivery(down)
+    with pytest.raises(BrokerUnavailable):
+        delivery.step()
+    row = service.row("op")
+    assert (row.sends, row.due_at) == (0, 1)
+
+
+def test_a_broker_that_hangs_is_left_at_the_deadline(service: Service, queue: str) -> None:
+    """A broker that accepts connections and never answers: the step ends, and what was handed over is not lost."""
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        broker = f"redis://127.0.0.1:{hung.getsockname()[1]}/0"
+        service = service.again(publish_deadline_s=0.3)
+        app = Celery("billing", broker=broker, set_as_current=False)
+        service.add("op", account=None, state="admitted", due_at=1, queue=queue, wakes=False)
+        delivery = service.delivery(app)
+        started = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            delivery.step()
+        assert time.monotonic() - started < 5
+        delivery.close()
+    row = service.row("op")
+    assert (row.state, row.sends) == ("admitted", 0)
+    service.close()
