@@ -31,6 +31,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from celery_durable import spool
+from celery_durable.kafka import topics
+from celery_durable.runtime import runtime_of
+from celery_durable.store.database import Database
+from celery_durable.store.migrate import migrate as migrate_database
+from holder_service.migrations import HOLDER
+from holder_service.settings import HolderSettings
+from holder_service.settings import load as load_holder_settings
+from holder_service.store import build_tables as build_holder_tables
 from tests.example.records import Record, read_records
 from tests.services.postgresql import fresh_database
 from tests.services.process import NotReady, ServerProcess, poll_until
@@ -257,10 +265,12 @@ class Stack:
     def service(self, name: str = "billing", *, migrate: bool = True, **settings: Any) -> Service:
         """A new service, its database migrated, its topics there."""
         service = Service(self, name, self.new_database(name), self.new_broker(name), settings)
+        runtime = runtime_of(service.app)
+        self._handles.callback(runtime.database.dispose)
         if migrate:
-            self._must(service.run("migrate"))
+            migrate_database(runtime.database, runtime.tables)
         if self.kafka.real:
-            self._must(service.run("topics", "apply"))
+            topics.apply(runtime.settings, topics.client_topics(runtime.settings, name))
         return service
 
     def holder_env(self, **settings: Any) -> dict[str, str]:
@@ -275,10 +285,15 @@ class Stack:
             for name, value in values.items()
         }
         if first:
-            self._must(self.holder_run("migrate", env=env))
-            if self.kafka.real:
-                self._must(self.holder_run("topics", "apply", env=env))
+            self._prepare_holder(load_holder_settings(**values))
         return env
+
+    def _prepare_holder(self, settings: HolderSettings) -> None:
+        database = Database(settings.database_url.get_secret_value())
+        migrate_database(database, build_holder_tables(), migrations=HOLDER)
+        database.dispose()
+        if self.kafka.real:
+            topics.apply(settings, topics.holder_topics(settings))
 
     def holder(self, *, label: str = "", **settings: Any) -> Process:
         """Starts a holder with the settings. Several share partitions."""
@@ -333,7 +348,3 @@ class Stack:
 
         with redis.Redis.from_url(url) as client:
             client.flushdb()
-
-    @staticmethod
-    def _must(done: subprocess.CompletedProcess[str]) -> None:
-        assert done.returncode == 0, f"{' '.join(done.args)} exited {done.returncode}:\n{done.stdout}{done.stderr}"

@@ -23,6 +23,7 @@ def test_operations_with_and_without_an_account_succeed(stack: Stack) -> None:
     assert plain.get(timeout=30) == 3
     assert [result.get(timeout=60) for result in limited] == ["tenant:acme"] * 8
     assert most_at_once(service.records())["tenant:acme"] == 2
+    assert_no_kafka_client(processes[2].pid)
     for process in reversed(processes):
         assert process.terminate() == 0, process.labelled()
 
@@ -39,6 +40,14 @@ def test_a_stack_leaves_no_process(embedded_stack: Stack) -> None:
 
     wait_until(lambda: not left(), 10, what="end of every process")
     assert holder.returncode in (0, -signal.SIGKILL)
+
+
+def assert_no_kafka_client(worker: int) -> None:
+    """Rule 3: neither the worker nor its pool has librdkafka loaded."""
+    family = [psutil.Process(worker), *psutil.Process(worker).children(recursive=True)]
+    assert len(family) > 1
+    for process in family:
+        assert not [loaded.path for loaded in process.memory_maps() if "rdkafka" in loaded.path]
 
 
 def _session(process: psutil.Process) -> int | None:
