@@ -17,7 +17,8 @@ class KafkaSettings(BaseModel):
     kafka_options: dict[str, Any] = Field(
         default_factory=dict,
         repr=False,
-        description="Further librdkafka settings (security.protocol, sasl.*, ssl.*, …), given to every client as they are.",
+        description="Further librdkafka settings (security.protocol, sasl.*, "
+        "ssl.*, …), given to every client as they are.",
     )
     kafka_group_protocol: Literal["classic", "consumer"] = Field(
         default="classic",
@@ -39,14 +40,16 @@ class KafkaSettings(BaseModel):
         default=100,
         ge=1,
         le=10_000,
-        description="How long the broker may hold a fetch that finds nothing. The embedded broker never wakes one: use 5 there.",
+        description="How long the broker may hold a fetch that finds nothing. "
+        "The embedded broker never wakes one: use 5 there.",
     )
     kafka_linger_ms: int = Field(default=1, ge=0, le=1_000, description="How long the producer gathers a batch.")
     kafka_publish_deadline_ms: int = Field(
         default=10_000,
         ge=100,
         le=300_000,
-        description="A message that Kafka has not acknowledged after this long is sent again later; a hung broker stalls no pass.",
+        description="A message that Kafka has not acknowledged after this long "
+        "is sent again later; a hung broker stalls no pass.",
     )
     topic_prefix: str = Field(
         default="celery-durable",
