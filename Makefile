@@ -22,17 +22,16 @@ test-fast: .venv/.installed-dev ## The tests that start no service and no proces
 	@$(PYTEST) tests/unit tests/simulation -m "not postgresql and not kafka and not redis and not processes"
 
 lint: .venv/.installed-dev ## Format, lint, types and import contracts
-	@$(BIN)/ruff format --check .
-	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@failed=0; \
+	for step in "ruff format --check ." "ruff check ." mypy lint-imports; do $(BIN)/$$step || failed=1; done; \
+	exit $$failed
 
 format: .venv/.installed-dev ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
 schemas: .venv/.installed-dev ## Write the JSON Schemas of the messages to topics/
-	@$(BIN)/python -m topics.export
+	@$(BIN)/python -m celery_durable.kafka.schemas topics/schemas
 
 docs-settings: .venv/.installed-dev ## Write docs/settings.md from the settings models
 	@$(BIN)/python -m docs.generate_settings

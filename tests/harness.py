@@ -278,7 +278,11 @@ class Stack:
         first = self._holder_url is None
         if self._holder_url is None:
             self._holder_url = self.new_database("holder")
-        values = {"database_url": self._holder_url, "poll_max_ms": 50, "group_id": f"{self.kafka.topic_prefix}-holder"}
+        values: dict[str, Any] = {
+            "database_url": self._holder_url,
+            "poll_max_ms": 50,
+            "group_id": f"{self.kafka.topic_prefix}-holder",
+        }
         values |= {**self.kafka.settings, **settings}
         env = {
             f"HOLDER_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
