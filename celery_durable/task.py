@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from celery_durable.store.operations import NewOperation
 
+spool.register()  # whoever loads a durable task may connect to the folder broker
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -74,7 +76,6 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
     def on_bound(cls, app: Celery) -> None:
         """Checks once more: ``task_annotations`` may have changed what the task declares."""
         super().on_bound(app)
-        spool.register()
         cls._durable_declaration = None
         if cls.run is not Task.run:
             cls._durable_declaration = _declare(cls)
