@@ -53,6 +53,11 @@ class Pair:
         """What was sent last."""
         return self.entries[-1] if self.entries else NOTHING
 
+    def end_grant(self) -> int:
+        """Closes the open grant, if there is one. Returns how much it offered."""
+        offered, self.offered, self.offered_version, self.offered_until_ms = self.offered, 0, 0, 0
+        return offered
+
     def copy(self) -> Pair:
         """An independent copy."""
         return Pair(

@@ -49,7 +49,7 @@ def begin_epoch(state: AccountState, epoch: int) -> AccountState:
         client.unknown, client.sent, client.must_ack = True, 0, 0
         client.repeat_at_ms = client.tries = 0
         for pair in client.pairs.values():
-            pair.offered = 0
+            pair.end_grant()
     return replace(state, epoch=epoch, clients=clients)
 
 
@@ -58,7 +58,8 @@ def forfeit(work: Work, client: Client) -> None:
     client.forfeited, client.dirty = True, True
     client.must_ack = 0
     for pair in client.pairs.values():
-        pair.waiting = pair.offered = pair.claiming = 0
+        pair.waiting = pair.claiming = pair.window_ms = 0
+        pair.end_grant()
         show(client, pair, work.version, 0)
     work.changed = True
 
@@ -146,7 +147,7 @@ def _take_ack(client: Client, version: int) -> None:
     for pair in client.pairs.values():
         acknowledge(pair, version)
         if pair.offered and version >= pair.offered_version:
-            pair.claiming, pair.offered, pair.window_ms = pair.offered, 0, 0
+            pair.claiming, pair.window_ms = pair.end_grant(), 0
             client.dirty = True
 
 

@@ -205,7 +205,7 @@ def _run_timers(work: Work, settings: SemaphoreSettings) -> None:
     for client in work.state.clients.values():
         lost = [pair for pair in client.pairs.values() if pair.offered and now_ms >= pair.offered_until_ms]
         for pair in lost:
-            pair.offered = 0
+            pair.end_grant()
             pair.window_ms = min(settings.claim_window_max_ms, 2 * pair.window_ms)
         if lost:
             forget_demand(client)
@@ -314,7 +314,7 @@ def _replies(
         wanted = wants_ack(client)
         if not wanted or client.forfeited:
             work.changed = work.changed or client.repeat_at_ms != 0
-            client.repeat_at_ms = 0
+            client.repeat_at_ms = client.tries = 0
         elif not client.repeat_at_ms:
             client.repeat_at_ms = work.now_ms + _repeat_ms(client, settings)
             work.changed = True

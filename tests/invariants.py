@@ -1,0 +1,82 @@
+"""What must hold of permits, written once and used by every stage of the tests.
+
+Each check counts that it looked at something; :meth:`Invariants.require` fails a test whose checks never did.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+Pair = tuple[str, str]
+"""(client, group) within one account."""
+
+
+class InvariantViolation(AssertionError):
+    """Something that must never happen did."""
+
+
+@dataclass
+class Invariants:
+    """The checks, with a memory where one compares with before."""
+
+    looked: Counter[str] = field(default_factory=Counter)
+    _newest: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    _behind: dict[Pair, int] = field(default_factory=dict)
+
+    def bound(self, in_use: Mapping[Pair, int], limit: int, group_limits: Mapping[str, int]) -> None:
+        """No more is in use than the account's limit and each group's, at this instant."""
+        total = sum(in_use.values())
+        self._check("bound", total <= limit, f"{total} in use at limit {limit}: {dict(in_use)}", total > 0)
+        for group, group_limit in group_limits.items():
+            used = sum(count for (_, name), count in in_use.items() if name == group)
+            message = f"{used} in use in group {group!r} at its limit {group_limit}"
+            self._check("group bound", used <= group_limit, message, used > 0)
+
+    def claim(self, pair: Pair, *, in_use: int, permits: int, claimed: int, claims: int | None) -> None:
+        """A claim was within the level and the ceiling of what the client was given. Values after the claim."""
+        self._check("level", in_use <= permits, f"{pair}: {in_use} in use of {permits} permits after a claim")
+        if claims is not None:
+            self._check("ceiling", claimed <= claims, f"{pair}: claim number {claimed} at a ceiling of {claims}")
+
+    def grows(self, what: str, of: str, value: tuple[int, ...], *, strictly: bool = False) -> None:
+        """Versions, epochs and sequence numbers never go back."""
+        before = self._newest.get((what, of))
+        ok = before is None or (value > before if strictly else value >= before)
+        self._check(what, ok, f"{what} of {of} went from {before} to {value}", before is not None)
+        self._newest[what, of] = value
+
+    def covers(self, footprint: Mapping[Pair, int], in_use: Mapping[Pair, int]) -> None:
+        """The holder counts at least what is in use, for every pair."""
+        for pair, used in in_use.items():
+            counted = footprint.get(pair, 0)
+            self._check("covers", used <= counted, f"{pair}: {used} in use, {counted} counted", used > 0)
+
+    def quiet(self, footprint: int, in_use: int, waiting: int, rows: Iterable[str]) -> None:
+        """At quiescence all has run, what is counted is what is in use (nothing), and no row is left."""
+        self._check("all ran", waiting == 0, f"{waiting} operations still wait though faults have stopped")
+        self._check("quiescence", footprint == in_use == 0, f"footprint {footprint} with {in_use} in use")
+        left = list(rows)
+        self._check("rows", not left, f"rows of an idle account are left: {left}")
+
+    def admitted(self, pair: Pair, waiting: Iterable[Pair], *, most: int) -> None:
+        """No pair that waits is passed over while ``most`` others are admitted."""
+        for other in [other for other in self._behind if other not in (waiting := set(waiting))]:
+            del self._behind[other]
+        self._behind.pop(pair, None)
+        for other in waiting:
+            if other != pair:
+                behind = self._behind[other] = self._behind.get(other, 0) + 1
+                self._check("starves", behind <= most, f"{other} waits while {behind} others were admitted")
+
+    def require(self, *names: str) -> None:
+        """Fails unless each of these checks looked at something."""
+        blind = [name for name in names if not self.looked[name]]
+        assert not blind, f"checks that never looked at anything: {blind}"
+
+    def _check(self, name: str, holds: bool, message: str, looked: bool = True) -> None:
+        if looked:
+            self.looked[name] += 1
+        if not holds:
+            raise InvariantViolation(f"{name}: {message}")
