@@ -13,7 +13,7 @@ help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 
 demo: .venv/.installed ## Two services share the limits of six tenants, through a killed worker and a restarted holder
-	@$(BIN)/python -m examples.demo
+	@$(BIN)/python -m examples.api_calls
 
 test: .venv/.installed-dev ## All tests, with real services
 	@$(PYTEST) -n $(WORKERS) --dist loadfile
