@@ -231,7 +231,8 @@ def _overdue(tables: Tables) -> Select[Any]:
 
 def _lose(tables: Tables) -> Any:
     operations = tables.operations
-    ended = bindparam("new_state").in_([FAILED, CANCELLED])
+    # Not IN: an expanding parameter refuses to be executed for several rows at once.
+    ended = or_(bindparam("new_state") == FAILED, bindparam("new_state") == CANCELLED)
     return (
         update(operations)
         .where(operations.c.order_no == bindparam("number"))
