@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from celery_durable.scheduling.loop import Loop, Step, stop_all
 from celery_durable.store import migrate
 from celery_durable.store.accounts import client_identity
 from celery_durable.store.admission import Admitted
+from celery_durable.store.watch import Watch
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -53,12 +55,20 @@ def run(app: Celery, *, stop: threading.Event | None = None) -> int:
     return 0
 
 
+UNHINTED_PAUSE_MAX_S = 5.0
+"""Longest pause of a loop that the watch hints: its own look is the net for a watch that fails."""
+
+
 class Dispatcher:
-    """The loops of one dispatcher, and the hints that they give each other. A lost hint costs one pause."""
+    """The loops of one dispatcher, and the hints that they give each other. A lost hint costs one pause.
+
+    The watch looks for the others, every ``poll_max_ms``: an idle dispatcher costs one statement then, not one a loop.
+    """
 
     def __init__(self, app: Celery, runtime: Runtime) -> None:
         settings = runtime.settings
         self._runtime = runtime
+        self._watch = Watch(runtime.tables)
         self._delivery = Delivery(app, runtime, on_wakes=self._wake_passes)
         self._relay = Relay(runtime.database, runtime.tables.outbox, settings, batch_max=settings.relay_batch_max)
         passes = Passes(runtime, hand_over=self._hand_over)
@@ -69,14 +79,17 @@ class Dispatcher:
         )
         self._delivery_loop = self._loop("delivery", self._delivery.step)
         self._relay_loop = self._loop("relay", self._relay.step)
+        self._recovery_loop = self._loop("recovery", recovery.step)
+        watch_s = settings.poll_max_ms / 1000
         self._loops = [
             self._passes_loop,
             self._delivery_loop,
             self._relay_loop,
+            self._recovery_loop,
             self._loop("replies", self._replies.step),
-            self._loop("recovery", recovery.step),
             self._loop("events", events.make_step(app)),
             Loop("retention", Retention(runtime).step, pause_min_s=1.0, pause_max_s=LOOK_EVERY_S),
+            Loop("watch", self._look, pause_min_s=watch_s, pause_max_s=watch_s),
         ]
 
     def start(self) -> None:
@@ -86,22 +99,44 @@ class Dispatcher:
 
     def stop(self, timeout_s: float) -> list[str]:
         """Ends the loops within ``timeout_s`` seconds; returns the names of those that had to be left."""
+        deadline = time.monotonic() + timeout_s
         self._delivery.stop()
         late = stop_all(self._loops, timeout_s)
-        for name, close in (
-            ("delivery", self._delivery.close),
-            ("relay", self._relay.close),
-            ("replies", self._replies.close),
-        ):
-            if name not in late:
-                close()
+        closing = {"delivery": self._delivery.close, "relay": self._relay.close, "replies": self._replies.close}
+        threads = [
+            threading.Thread(target=close, name=f"{name}-close", daemon=True)
+            for name, close in closing.items()
+            if name not in late
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        late += [thread.name for thread in threads if thread.is_alive()]
         if not late:
             self._runtime.database.dispose()
         return late
 
     def _loop(self, name: str, step: Step) -> Loop:
         settings = self._runtime.settings
-        return Loop(name, step, pause_min_s=settings.poll_min_ms / 1000, pause_max_s=settings.poll_max_ms / 1000)
+        pause_max_s = max(UNHINTED_PAUSE_MAX_S, settings.poll_max_ms / 1000)
+        return Loop(name, step, pause_min_s=settings.poll_min_ms / 1000, pause_max_s=pause_max_s)
+
+    def _look(self) -> float:
+        try:
+            pending = self._watch.look(self._runtime.database.held())
+        except Exception:
+            self._runtime.database.drop_held()
+            raise
+        for is_pending, loop in (
+            (pending.passes, self._passes_loop),
+            (pending.delivery, self._delivery_loop),
+            (pending.recovery, self._recovery_loop),
+            (pending.relay, self._relay_loop),
+        ):
+            if is_pending:
+                loop.wake()
+        return float("inf")
 
     def _hand_over(self, admitted: Sequence[Admitted]) -> None:
         if admitted:

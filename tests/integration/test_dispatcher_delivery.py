@@ -79,6 +79,20 @@ def test_what_a_pass_hands_over_costs_no_second_write(service: Service, app: Cel
     assert service.row("op") == before
 
 
+def test_what_a_killed_dispatcher_admitted_another_one_sends(service: Service, app: Celery, queue: str) -> None:
+    """B11: killed after the commit that admitted, before the message went out."""
+    service.add("op", queue=queue)
+    service.run_passes()
+    service.lease(1)
+    delivery = service.again().delivery(app)
+    due_s = delivery.step()
+    assert due_s is not None
+    assert 4 < due_s <= 5
+    overdue(service, "op")
+    steps(delivery.step)
+    assert len(received(app, queue)) == 1
+
+
 def test_sends_again_further_and_further_apart(service: Service, app: Celery, queue: str) -> None:
     """C4: a message that the broker forgot is sent again."""
     service.add("op", account=None, state="admitted", due_at=1, queue=queue, wakes=False)

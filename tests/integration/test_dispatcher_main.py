@@ -1,0 +1,119 @@
+"""The dispatcher as a process: how it starts, idles and ends."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import psutil
+import pytest
+from celery import Celery
+
+from celery_durable.dispatcher.main import run
+from celery_durable.dispatcher.recovery import Recovery
+from celery_durable.errors import ConfigurationError, SchemaError
+from celery_durable.runtime import runtime_of
+from tests.dispatching import Service as Rows
+from tests.dispatching import received
+from tests.harness import Stack, wait_until
+
+
+def app_with(**durable: object) -> Celery:
+    app = Celery("billing", broker="memory://", set_as_current=False)
+    app.conf.durable = {"client_id": "billing", **durable}
+    return app
+
+
+def test_without_kafka_it_says_what_to_set(sqlite_url: str) -> None:
+    """Bad input "Kafka absent": one clear line with field and remedy."""
+    with pytest.raises(ConfigurationError, match=r"kafka_bootstrap_servers is empty.*CELERY_DURABLE_KAFKA_BOOTSTRAP"):
+        run(app_with(database_url=sqlite_url))
+
+
+def test_without_tables_it_says_what_to_run(sqlite_url: str) -> None:
+    app = app_with(database_url=sqlite_url, kafka_bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(SchemaError, match="durable migrate"):
+        run(app)
+    runtime_of(app).database.dispose()
+
+
+def test_another_clients_database_is_refused(sqlite_url: str) -> None:
+    rows = Rows(sqlite_url)
+    app = app_with(database_url=sqlite_url, client_id="shipping", kafka_bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="belongs to client_id 'billing'"):
+        run(app)
+    runtime_of(app).database.dispose()
+    rows.close()
+
+
+def test_a_kafka_that_does_not_answer_stops_neither_delivery_nor_the_end(sqlite_url: str) -> None:
+    """Kafka down: what needs no permit goes on (design, section 12); stopping takes no longer than shutdown_s."""
+    rows = Rows(sqlite_url)
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        app = app_with(
+            database_url=sqlite_url,
+            kafka_bootstrap_servers=f"127.0.0.1:{hung.getsockname()[1]}",
+            shutdown_s=2.0,
+        )
+        stop = threading.Event()
+        codes: list[int] = []
+        thread = threading.Thread(target=lambda: codes.append(run(app, stop=stop)))
+        thread.start()
+        rows.add("op", account=None, state="admitted", due_at=1, queue="kafka-down", wakes=False)
+        messages: list[object] = []
+        wait_until(lambda: messages.extend(received(app, "kafka-down")) or messages, what="the message")
+        stop.set()
+        started = time.monotonic()
+        thread.join(10)
+        assert codes == [0]
+        assert time.monotonic() - started < 4
+    rows.close()
+
+
+def test_a_loop_that_fails_stops_no_other(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F5: it backs off and says so; delivery goes on, and the failing part once it can."""
+    failing = threading.Event()
+    failing.set()
+    real = Recovery.step
+
+    def step(self: Recovery) -> float | None:
+        if failing.is_set():
+            raise RuntimeError("no such thing")
+        return real(self)
+
+    monkeypatch.setattr(Recovery, "step", step)
+    rows = Rows(sqlite_url)
+    app = app_with(database_url=sqlite_url, kafka_bootstrap_servers="127.0.0.1:1", shutdown_s=2.0)
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(app,), kwargs={"stop": stop})
+    thread.start()
+    rows.add("op", account=None, state="admitted", due_at=1, queue="failing-loop", wakes=False)
+    rows.add("later", account=None, state="scheduled", due_at=1, queue="failing-loop", wakes=False)
+    wait_until(lambda: received(app, "failing-loop"), what="the message")
+    failing.clear()
+    wait_until(lambda: received(app, "failing-loop"), what="the message of what recovery moved on")
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    rows.close()
+
+
+@pytest.mark.processes
+def test_sigterm_ends_it_within_seconds_and_idle_it_costs_nothing(stack: Stack) -> None:
+    """Idle below 1 % of a core, without what librdkafka's polling of the mock cluster costs; SIGTERM ends it."""
+    service = stack.service(poll_max_ms=250, kafka_fetch_wait_max_ms=100)
+    process = service.dispatcher()
+    wait_until(lambda: "started" in process.log_tail(100), what="the dispatcher")
+    watched = psutil.Process(process.pid)
+    time.sleep(4)
+    before, started = watched.cpu_times(), time.monotonic()
+    time.sleep(10)
+    after, elapsed = watched.cpu_times(), time.monotonic() - started
+    share = (after.user + after.system - before.user - before.system) / elapsed
+    print(f"{stack.kind}: idle dispatcher: {share:.2%} of a core, {watched.memory_info().rss / 2**20:.0f} MB resident")
+    assert share < 0.015, "measured 0.4 %; the rest is for a busy machine"
+    assert watched.memory_info().rss < 150 * 2**20
+    started = time.monotonic()
+    assert process.terminate(8) == 0
+    assert time.monotonic() - started < 6
