@@ -5,6 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
+SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast lint format schemas docs-settings sim clean setup
@@ -36,8 +37,8 @@ schemas: .venv/.installed-dev ## Write the JSON Schemas of the messages to topic
 docs-settings: .venv/.installed-dev ## Write docs/settings.md from the settings models
 	@$(BIN)/python -m docs.generate_settings
 
-sim: .venv/.installed-dev ## A longer random walk over both pure cores
-	@$(PYTEST) tests/simulation
+sim: .venv/.installed-dev ## A long random walk over both pure cores: make sim SEEDS=10000
+	@$(BIN)/python -m tests.simulation.walk --seeds $(SEEDS)
 
 clean: ## Remove everything that make and the tests made
 	rm -rf .venv .cache .durable .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

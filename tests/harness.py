@@ -106,8 +106,10 @@ class Kafka:
 class Process(ServerProcess):
     """A process of ours, with a label for its log."""
 
-    def __init__(self, label: str, command: Sequence[str], *, folder: Path, env: Mapping[str, str]) -> None:
-        super().__init__(command, log=folder / f"{label}.log", env=env, cwd=REPOSITORY)
+    def __init__(
+        self, label: str, command: Sequence[str], *, folder: Path, env: Mapping[str, str], cwd: Path = REPOSITORY
+    ) -> None:
+        super().__init__(command, log=folder / f"{label}.log", env=env, cwd=cwd)
         self.label = label
 
     def freeze(self) -> None:
