@@ -198,8 +198,9 @@ def write_rows(connection: Connection, tables: HolderTables, writes: Iterable[Wr
     if deletes:
         _expect(connection.execute(delete(table).where(at_version), deletes).rowcount, len(deletes))
     if inserts:
-        insert = _dialect_insert(connection)(table).on_conflict_do_nothing()
-        _expect(connection.execute(insert, inserts).rowcount, len(inserts))
+        # Returning tells how many went in: drivers count no rows of an insert that SQLAlchemy sends in pages.
+        insert = _dialect_insert(connection)(table).on_conflict_do_nothing().returning(table.c.account)
+        _expect(len(connection.execute(insert, inserts).all()), len(inserts))
 
 
 def load_mirrors(connection: Connection, tables: HolderTables, accounts: Collection[str]) -> dict[str, LimitMirror]:
