@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from celery_durable import transactions
-from celery_durable.errors import ConfigurationError, EnqueueError
+from celery_durable.errors import EnqueueError
 from celery_durable.permits.messages import MAX_INT, Command, Forfeit, Pause, Resume, SetLimit
 from celery_durable.runtime import runtime_of
 from celery_durable.store.counters import draw
@@ -90,7 +90,11 @@ def _stage(
     account: str, slot: str, make: Callable[..., Command], *, by: str | None, why: str, app: Celery | None
 ) -> None:
     check_key("account", account)
-    runtime = runtime_of(_app(app))
+    if app is None:
+        from celery import current_app
+
+        app = current_app._get_current_object()
+    runtime = runtime_of(app)
     tables, settings = runtime.tables, runtime.settings
     with transactions.transaction(runtime) as connection:
         # The counter's row stays locked until the transaction ends, so commands are numbered in the order in which
@@ -105,18 +109,6 @@ def _stage(
             field = ".".join(str(part) for part in problem["loc"])
             raise EnqueueError(f"{field} = {problem['input']!r:.100}: {problem['msg']}") from None
         stage(connection, tables.outbox, [Staged(settings.accounts_topic, account, command.to_bytes(), slot=slot)])
-
-
-def _app(app: Celery | None) -> Celery:
-    if app is not None:
-        return app
-    from celery import current_app
-    from celery._state import default_app
-
-    found = current_app._get_current_object()
-    if found is default_app and not found.conf.get("durable") and found.main is None:
-        raise ConfigurationError("there is no current Celery app in this process: give app=…")
-    return found
 
 
 def _user() -> str:

@@ -64,9 +64,10 @@ def encode_exception(app: Celery, exception: BaseException, *, bytes_max: int) -
     """
     codec = _codec(app)
     try:
-        encoded = _dump(codec, _prepared(codec, exception))
-        if len(encoded.data) <= bytes_max:
-            return encoded
+        if not _surely_longer(exception, bytes_max):
+            encoded = _dump(codec, _prepared(codec, exception))
+            if len(encoded.data) <= bytes_max:
+                return encoded
     except Exception:  # noqa: BLE001, S110 - the exception's own __reduce__, __repr__ or args may raise anything
         pass
     try:
@@ -136,6 +137,12 @@ def _prepared(codec: Any, exception: BaseException) -> Any:
         names = {"exc_type": exception.exc_cls_name, "exc_module": exception.exc_module}
         return {**names, "exc_message": [_safe_str(argument) for argument in exception.exc_args]}
     return codec.prepare_exception(exception)
+
+
+def _surely_longer(exception: BaseException, bytes_max: int) -> bool:
+    """Spares the time to encode a text of megabytes, which some serializers take seconds for."""
+    texts = (argument for argument in getattr(exception, "args", ()) if isinstance(argument, str | bytes))
+    return any(len(text) > bytes_max for text in texts)
 
 
 def _bounded(codec: Any, exception: BaseException, bytes_max: int) -> Any:

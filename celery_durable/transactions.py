@@ -116,15 +116,16 @@ def database_errors(runtime: Runtime, target: Session | Connection | None = None
     except DBAPIError as error:
         if not _is_missing(error):
             raise
-        table = runtime.tables.operations.fullname
+        missing = (
+            f"its tables {runtime.tables.operations.fullname}, … are missing or not up to date ({_first_line(error)})"
+        )
         if target is None:
             raise ConfigurationError(
-                f"database_url = {redact(str(runtime.database.url))}: it has no up-to-date table {table} "
-                f"({_first_line(error)}); run: celery -A <app> durable migrate"
+                f"database_url = {redact(str(runtime.database.url))}: {missing}; run: celery -A <app> durable migrate"
             ) from error
         raise EnqueueError(
-            f"using({_name(target)}): its database has no up-to-date table {table} ({_first_line(error)}); give a "
-            f"session on this service's own database, {redact(str(runtime.database.url))}"
+            f"using({_name(target)}): {missing}; give a session on this service's own database, "
+            f"{redact(str(runtime.database.url))}"
         ) from error
     except SQLAlchemyError as error:
         if target is None:

@@ -161,29 +161,27 @@ class Operations:
     def insert_many(self, connection: Connection, batch: Sequence[NewOperation]) -> list[str]:
         """Inserts a batch in a few statements; one wake for each account and what is declared for it.
 
-        Returns the IDs that were there already, in the batch's order.
+        Returns the ID of each item that was there already, or is in the batch before it.
 
         :raises DuplicateOperationError: as :meth:`insert`; the caller rolls back.
         """
         first: dict[str, NewOperation] = {}
-        duplicates = []
+        repeated = []
         for new in batch:
-            if new.id in first:
+            if first.setdefault(new.id, new) is not new:
                 _require_same(new, first[new.id].digest)
-                duplicates.append(new.id)
-            else:
-                first[new.id] = new
+                repeated.append(new.id)
         if not first:
             return []
         inserted = set(connection.scalars(self._insert_returning, [_operation_row(new) for new in first.values()]))
-        known_ids = [key for key in first if key not in inserted]
-        if known_ids:
-            known = self.digests(connection, known_ids)
-            for key in known_ids:
-                if key not in known:
-                    self.insert(connection, first[key])
-                    continue
+        duplicates = []
+        missing = [key for key in first if key not in inserted]
+        known = self.digests(connection, missing)
+        for key in missing:
+            if key in known:
                 _require_same(first[key], known[key])
+                duplicates.append(key)
+            elif self.insert(connection, first[key]):  # retention deleted the old row between the two statements
                 duplicates.append(key)
         rows = [new for key, new in first.items() if key in inserted]
         if rows:
@@ -191,8 +189,7 @@ class Operations:
         wakes = {tuple(_wake_row(new).values()): _wake_row(new) for new in rows if new.account is not None}
         if wakes:
             connection.execute(self._wake, list(wakes.values()))
-        duplicated = set(duplicates)
-        return [new.id for new in batch if new.id in duplicated] if duplicates else []
+        return duplicates + repeated
 
     def digests(self, connection: Connection, ids: Sequence[str]) -> dict[str, str]:
         """The digest of task and arguments of those operations that exist."""

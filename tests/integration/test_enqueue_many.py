@@ -1,0 +1,148 @@
+"""``enqueue_many``: batches of rows, without a limit on how many."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from celery_durable import DuplicateOperationError, Enqueued, EnqueueError, message, using
+from tests.integration.enqueue_service import Service, service
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
+def shop(request: pytest.FixtureRequest) -> Iterator[Service]:
+    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgresql_server")
+    with service(url) as shop:
+        yield shop
+
+
+def test_tuples_and_signatures(shop: Service) -> None:
+    calls = [
+        ("acme", "wf", 1),
+        ["acme"],
+        shop.charge.s("zeta", amount=2).set(task_id="order-81", account="own", countdown=10, priority=4),
+        dict(shop.charge.s("json")),
+    ]
+    assert shop.charge.enqueue_many(calls) == Enqueued(4, ())
+    rows = shop.rows(shop.tables.operations)
+    assert [row.account for row in rows] == ["tenant:acme", "tenant:acme", "own", "tenant:json"]
+    assert [row.state for row in rows] == ["queued", "queued", "scheduled", "queued"]
+    assert (rows[2].id, rows[2].priority) == ("order-81", 4)
+    assert [wake.account for wake in shop.rows(shop.tables.wakes)] == ["tenant:acme", "own", "tenant:json"]
+    assert shop.charge.enqueue_many([]) == Enqueued(0, ())
+
+
+def test_duplicates_are_reported_and_change_nothing(shop: Service) -> None:
+    """A1: those in the database, and those within the batch."""
+
+    def calls(first: int, last: int) -> Iterator[Any]:
+        return (shop.charge.s("acme", amount=n).set(task_id=f"order-{n}") for n in range(first, last))
+
+    assert shop.charge.enqueue_many(calls(0, 5)) == Enqueued(5, ())
+    assert shop.charge.enqueue_many(calls(3, 8)) == Enqueued(3, ("order-3", "order-4"))
+    twice = [*calls(8, 9), *calls(8, 9)]
+    assert shop.charge.enqueue_many(twice) == Enqueued(1, ("order-8",))
+    assert shop.count(shop.tables.operations) == shop.count(shop.tables.payloads) == 9
+
+
+def test_another_body_under_a_known_id_writes_nothing_of_its_batch(shop: Service) -> None:
+    """A1"""
+    calls = [shop.charge.s("acme").set(task_id=f"order-{n}") for n in range(4)]
+    shop.charge.enqueue_many(calls[:1])
+    calls += [shop.charge.s("other").set(task_id="order-0")]
+    with pytest.raises(DuplicateOperationError, match="order-0") as caught:
+        shop.charge.enqueue_many(calls, batch_rows=3)
+    assert caught.value.__notes__ == ["enqueue_many: 2 operations of batches before this one are committed"]
+    assert shop.count(shop.tables.operations) == 3
+
+
+def test_the_whole_of_it_obeys_the_callers_transaction(shop: Service) -> None:
+    """D11"""
+    with Session(shop.runtime.database.engine) as session:
+        with using(session):
+            assert shop.charge.enqueue_many([("a",)] * 7, batch_rows=2).count == 7
+        assert shop.count(shop.tables.operations) == 0
+        session.rollback()
+    assert shop.count(shop.tables.operations) == shop.count(shop.tables.wakes) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("acme", "enqueue_many got 'acme'"),
+        (5, "enqueue_many got 5"),
+        ({"tenant": "acme"}, "enqueue_many got"),
+        (("",), "tenant = ''"),
+        ((object(),), "cannot be serialised"),
+    ],
+)
+def test_wrong_items_are_told(sqlite_url: str, call: Any, says: str) -> None:
+    with service(sqlite_url) as shop:
+        with pytest.raises((EnqueueError, TypeError), match=None) as caught:
+            shop.charge.enqueue_many([("acme",), call])
+        assert says in str(caught.value)
+        assert shop.count(shop.tables.operations) == 0
+        with pytest.raises(EnqueueError, match="got a signature of plain"):
+            shop.charge.enqueue_many([shop.plain.s()])
+        with pytest.raises(EnqueueError, match="batch_rows = 0"):
+            shop.charge.enqueue_many([], batch_rows=0)
+
+
+def test_large_bodies_end_a_batch_early(sqlite_url: str) -> None:
+    with service(sqlite_url) as shop:
+        commits: list[int] = []
+        event.listen(shop.runtime.database.engine, "commit", lambda connection: commits.append(1))
+        shop.plain.enqueue_many(("x" * 1_500_000,) for _ in range(6))
+        assert len(commits) == 2
+
+
+ROWS = 100_000
+
+
+def test_a_hundred_thousand_rows_at_once(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No parameter limit and no memory peak: the rows of one batch are in memory, whatever their number.
+
+    Celery takes most of a call's time to make its message: here one message stands for all, each under its own ID.
+    """
+    with service(sqlite_url) as shop:
+        one = message.capture(shop.plain, (1,), None)
+        numbers = itertools.count()
+        monkeypatch.setattr(message, "capture", lambda *_, **__: dataclasses.replace(one, id=f"order-{next(numbers)}"))
+        peaks: list[int] = []
+
+        def calls() -> Iterator[tuple[int]]:
+            for number in range(ROWS):
+                if number == 2_000:
+                    tracemalloc.start(1)
+                if number == 6_000:
+                    peaks.append(tracemalloc.get_traced_memory()[1])
+                    tracemalloc.stop()  # it makes everything slow
+                yield (number,)
+
+        assert shop.plain.enqueue_many(calls()) == Enqueued(ROWS, ())
+        assert shop.count(shop.tables.operations) == shop.count(shop.tables.payloads) == ROWS
+        (peak,) = peaks
+        assert peak < 30_000_000
+
+
+@pytest.mark.postgresql
+def test_a_batch_beyond_the_limit_of_parameters(postgresql_server: str) -> None:
+    """PostgreSQL takes 65,535 parameters in one statement: 5,000 rows have more."""
+    with service(postgresql_server) as shop:
+        calls = [shop.charge.s(f"t{n % 9}").set(task_id=f"order-{n}") for n in range(5_000)]
+        assert shop.charge.enqueue_many(calls, batch_rows=10_000).count == 5_000
+        assert [row.id for row in shop.rows(shop.tables.operations, "id", "order_no")][:3] == [
+            "order-0",
+            "order-1",
+            "order-2",
+        ]
+        again = shop.charge.enqueue_many(calls[:1_000], batch_rows=10_000)
+        assert (again.count, len(again.duplicates)) == (0, 1_000)
+        assert shop.count(shop.tables.wakes) == 9
