@@ -30,7 +30,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for pr
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    click.echo(f"Error: {error}", err=True)
+    click.echo(f"Error: {' '.join(str(error).split())}", err=True)
     sys.exit(code)
 
 

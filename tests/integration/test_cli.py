@@ -135,6 +135,13 @@ def test_a_dispatcher_without_tables_or_app_exits_2(shop: Path) -> None:
     assert "which app?" in done.stderr
 
 
+def test_topics_without_a_kafka_exit_2(shop: Path) -> None:
+    """Bad input "Kafka absent"."""
+    assert_one_line(durable(shop, "topics", "apply"), 2, "kafka_bootstrap_servers")
+    absent = durable(shop, "topics", "apply", CELERY_DURABLE_KAFKA_BOOTSTRAP_SERVERS="127.0.0.1:1")
+    assert_one_line(absent, 2, "kafka_bootstrap_servers = '127.0.0.1:1'")
+
+
 def test_celery_stays_light_with_the_plugin() -> None:
     """Celery imports the plugin whenever it runs: it must bring neither SQL nor Kafka along."""
     script = (

@@ -13,8 +13,10 @@ import psycopg
 import pytest
 import redis
 
+from tests.conftest import unavailable
 from tests.harness import REPOSITORY, Kafka, wait_until
-from tests.services import KafkaBroker, PostgreSQL, RabbitMQ, Redis, ServerProcess
+from tests.services import KafkaBroker, PostgreSQL, RabbitMQ, Redis, ServerProcess, ServiceUnavailable, start_kafka
+from tests.services.kafka import ADDRESS_VARIABLE, MockKafka
 from tests.services.process import NotReady
 from tests.services.shared import shared
 
@@ -70,6 +72,34 @@ def test_rabbitmq_gives_virtual_hosts(own_rabbitmq: RabbitMQ) -> None:
         channel.queue_declare("q")
         channel.basic_publish(amqp.Message("hello"), routing_key="q")
         assert wait_until(lambda: channel.basic_get("q", no_ack=True)).body == "hello"
+
+
+def test_a_given_kafka_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MockKafka() as somebody_elses:
+        monkeypatch.setenv(ADDRESS_VARIABLE, somebody_elses.bootstrap_servers)
+        assert start_kafka().kind == "external"
+    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1:1")
+    with pytest.raises(ServiceUnavailable, match=f"{ADDRESS_VARIABLE} = 127.0.0.1:1: no Kafka answers there"):
+        start_kafka()
+
+
+def test_without_docker_and_java_the_mock_cluster_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    with start_kafka() as broker:
+        assert (broker.kind, broker.real, broker.answers()) == ("mock", False, True)
+    with pytest.raises(ServiceUnavailable, match=r"no Docker engine answers.*; Apache Kafka: no java on PATH"):
+        start_kafka(mock=False)
+
+
+def test_a_missing_service_skips_and_on_ci_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no redis-server"):
+        unavailable(ServiceUnavailable("no redis-server"))
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="CI must have every service: no redis-server"):
+        unavailable(ServiceUnavailable("no redis-server"))
 
 
 def test_a_shared_server_ends_with_its_last_user(tmp_path: Path) -> None:
