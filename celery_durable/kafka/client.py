@@ -34,6 +34,8 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
         "partitioner": "murmur2_random",
         "linger.ms": min(settings.kafka_linger_ms, deadline_ms // 2),
         "message.timeout.ms": deadline_ms,
+        # A topic that does not exist is told as that, before the message times out.
+        "topic.metadata.propagation.max.ms": deadline_ms // 2,
     }
 
 
