@@ -1,0 +1,104 @@
+"""What ``durable up`` chooses by itself, and what it leaves to the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_durable.errors import ConfigurationError
+from celery_durable.up import Plan, _owned, plan
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings from outside the test."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(("CELERY_", "HOLDER_")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def plan_for(
+    durable: dict[str, Any],
+    *,
+    broker: str | None = None,
+    environment: dict[str, str | None] | None = None,
+    main: str | None = "billing",
+) -> Plan:
+    app = Celery(main, broker=broker, set_as_current=False)
+    app.conf.durable = durable
+    return plan(app, "shop.tasks:app", Path("data"), environment or {})
+
+
+def test_nothing_configured_gives_a_laptop(tmp_path: Path) -> None:
+    chosen = plan_for({})
+    assert chosen.client == {
+        "CELERY_DURABLE_CLIENT_ID": "billing",
+        "CELERY_DURABLE_DATABASE_URL": f"sqlite:///{tmp_path}/data/billing.sqlite3",
+        "CELERY_DURABLE_KAFKA_FETCH_WAIT_MAX_MS": "5",
+        "CELERY_BROKER_URL": f"durable-spool:///{tmp_path}/data/broker",
+    }
+    assert chosen.holder == {
+        "HOLDER_DATABASE_URL": f"sqlite:///{tmp_path}/data/holder.sqlite3",
+        "HOLDER_TOPIC_PREFIX": "celery-durable",
+        "HOLDER_KAFKA_FETCH_WAIT_MAX_MS": "5",
+    }
+    assert chosen.embedded_kafka
+    assert chosen.migrates_client
+    assert chosen.migrates_holder
+    # The other shell needs what the tasks' own settings do not say.
+    assert any("export CELERY_DURABLE_CLIENT_ID=billing" in fact for fact in chosen.facts)
+
+
+def test_an_app_without_a_name_is_called_by_its_module() -> None:
+    assert plan_for({}, main=None).client["CELERY_DURABLE_CLIENT_ID"] == "tasks"
+
+
+def test_nothing_that_was_configured_is_overridden() -> None:
+    durable = {
+        "client_id": "mine",
+        "database_url": "postgresql+psycopg://me:secret@db/mine",
+        "kafka_bootstrap_servers": "kafka:9092",
+    }
+    chosen = plan_for(durable, broker="redis://redis/0")
+    assert chosen.client == {}
+    assert not chosen.embedded_kafka
+    # PostgreSQL is the user's to migrate, and a configured Kafka has a holder elsewhere.
+    assert not chosen.migrates_client
+    assert chosen.holder is None
+    assert "secret" not in " ".join(chosen.facts)
+
+
+def test_a_configured_kafka_gets_a_holder_only_with_its_database() -> None:
+    durable = {"kafka_bootstrap_servers": "kafka:9092", "topic_prefix": "mine"}
+    chosen = plan_for(durable, environment={"HOLDER_DATABASE_URL": "sqlite:///holder.db"})
+    assert chosen.holder == {"HOLDER_TOPIC_PREFIX": "mine", "HOLDER_KAFKA_BOOTSTRAP_SERVERS": "kafka:9092"}
+    assert not chosen.migrates_holder
+
+
+def test_settings_of_the_holder_from_dotenv_are_kept() -> None:
+    chosen = plan_for({}, environment={"holder_database_url": "sqlite:///mine.db", "HOLDER_TOPIC_PREFIX": None})
+    assert chosen.holder is not None
+    assert "HOLDER_DATABASE_URL" not in chosen.holder
+    assert chosen.holder["HOLDER_TOPIC_PREFIX"] == "celery-durable"
+
+
+def test_a_wrong_setting_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigurationError, match="heartbeat_timeout_s"):
+        plan_for({"heartbeat_timeout_s": -1})
+
+
+def test_two_cannot_share_a_folder(tmp_path: Path) -> None:
+    with (
+        _owned(tmp_path / "data"),
+        pytest.raises(ConfigurationError, match="another `durable up`"),
+        _owned(tmp_path / "data"),
+    ):
+        pass
+    with _owned(tmp_path / "data"):
+        assert (tmp_path / "data" / ".gitignore").read_text() == "*\n"
