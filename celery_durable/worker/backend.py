@@ -67,7 +67,7 @@ class SettlingBackend(DurableBackend):
         """Settles as failed; as retried, cancelled or lost where that is what ended the attempt."""
         run = runs.of_request(request)
         if run is not None:
-            after = settle.fail(self.app, run, settle.rejected(exc), traceback)
+            after = settle.fail(self.app, run, settle.recorded(exc), traceback)
             if after in {"retrying", "scheduled"}:
                 self._forward_retry(run, task_id, exc, traceback, request)
                 return

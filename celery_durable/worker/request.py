@@ -22,6 +22,7 @@ from celery.worker.state import task_ready
 from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_durable.message import RUN_HEADER
+from celery_durable.store.attempts import Ending
 from celery_durable.worker import settle
 from celery_durable.worker.context import context_of
 from celery_durable.worker.start import attempt_of
@@ -68,7 +69,7 @@ class DurableRequest(Request):
             ending = settle.failure(app, error, None)
             return settle.settle_from_main(app, attempt, lambda attempts: attempts.fail(attempt, ending))
         if isinstance(error, TaskRevokedError) or (isinstance(error, Terminated) and not self._already_cancelled):
-            ending = settle.texts(app, TaskRevokedError("terminated") if isinstance(error, Terminated) else error, None)
+            ending = Ending(error="terminated" if isinstance(error, Terminated) else str(error))
             return settle.settle_from_main(app, attempt, lambda attempts: attempts.revoke(attempt, ending))
         lost = error if isinstance(error, WorkerLostError) else WorkerLostError(f"Worker process ended: {error!r}")
         ending = settle.failure(app, lost, None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery import states
-from celery.exceptions import Ignore, Reject, TaskRevokedError, WorkerLostError
+from celery.exceptions import Ignore, Reject, WorkerLostError
 from celery.utils.log import get_logger
 
 from celery_durable.outcomes import bound_text, encode_exception, encode_result, error_text
@@ -95,8 +95,7 @@ def cancel(app: Any, run: Run, reason: str) -> str:
     :raises AttemptRefused: the operation is no longer this attempt's.
     """
     leave_body(run)
-    ending = texts(app, TaskRevokedError(reason), None)
-    return _write(app, run, lambda attempts: attempts.cancel(run.attempt, ending))
+    return _write(app, run, lambda attempts: attempts.cancel(run.attempt, Ending(error=reason)))
 
 
 def lose(app: Any, run: Run, error: BaseException) -> str:
@@ -126,15 +125,18 @@ def rest(app: Any, run: Run, state: str | None, retval: Any) -> None:
     elif isinstance(retval, Ignore):
         succeed(app, run, None, keep_result=False)
     elif isinstance(retval, BaseException):
-        fail(app, run, rejected(retval), None)
+        fail(app, run, recorded(retval), None)
     else:
         lose(app, run, WorkerLostError("The task was skipped as done already, but its operation was not"))
 
 
-def rejected(error: BaseException) -> BaseException:
-    """What to record of an error: what a ``Reject`` gives as its reason, if that is an exception, else itself."""
+def recorded(error: BaseException) -> BaseException:
+    """The error as it is recorded: what a ``Reject`` gives as its reason, if that is an exception; never one that is no
+    ``Exception``, which would end whoever waits for the result."""
     reason = error.reason if isinstance(error, Reject) else None
-    return reason if isinstance(reason, BaseException) else error
+    if isinstance(reason, Exception):
+        return reason
+    return error if isinstance(error, Exception) else RuntimeError(f"The task raised {error!r}")
 
 
 def settle_from_main(app: Any, attempt: Attempt, write: Callable[[Attempts], str]) -> str | None:
