@@ -25,10 +25,10 @@ NOW_MS_SQL = {
 
 
 @compiles(now_ms, "postgresql")
-def _postgresql(element: now_ms, compiler: Any, **kw: Any) -> str:
+def _postgresql(_element: now_ms, _compiler: Any, **_kw: Any) -> str:
     return NOW_MS_SQL["postgresql"]
 
 
 @compiles(now_ms, "sqlite")
-def _sqlite(element: now_ms, compiler: Any, **kw: Any) -> str:
+def _sqlite(_element: now_ms, _compiler: Any, **_kw: Any) -> str:
     return NOW_MS_SQL["sqlite"]

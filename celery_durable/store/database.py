@@ -146,7 +146,7 @@ def _prepare_sqlite(engine: Engine) -> None:
     # SQLAlchemy's pysqlite default begins a deferred transaction lazily: two writers that both read first would
     # fail with "database is locked" at once. BEGIN IMMEDIATE makes the second one wait for busy_timeout instead.
     @event.listens_for(engine, "connect")
-    def _connect(dbapi: Any, record: Any) -> None:
+    def _connect(dbapi: Any, _record: Any) -> None:
         dbapi.isolation_level = None
         cursor = dbapi.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
