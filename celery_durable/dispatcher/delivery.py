@@ -19,6 +19,7 @@ from celery_durable.store import accounts
 from celery_durable.store.admission import Admitted
 from celery_durable.store.delivery import Deliveries, GivenBack, QueueLoad
 from celery_durable.store.sending import Resends
+from celery_durable.store.sql import held
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -64,17 +65,19 @@ class Delivery:
         """Sends one batch (a :data:`~celery_durable.scheduling.loop.Step`)."""
         handed = self._take_handed()
         try:
-            loads = self._statements.queues(self._database.held(), self._sent_max + len(handed))
+            with held(self._database) as connection:
+                loads = self._statements.queues(connection, self._sent_max + len(handed))
             if not handed and not any(self._has_work(load) for load in loads):
                 return min((_next_s(load) for load in loads), default=float("inf"))
             self._publisher.connect()
-        except Exception as error:
-            self._handed.extendleft((time.monotonic(), one) for one in reversed(handed))
-            if not isinstance(error, BrokerUnavailable):
-                self._database.drop_held()
+        except Exception:
+            self._handed.extendleft(reversed(handed))
             raise
-        taken = self._claim(handed, loads)
-        return None if self._send(taken) else 0.0
+        taken, given_back = self._claim([one for _, one in handed], loads)
+        self._tell(given_back)
+        self._send(taken)
+        # Nothing taken: others hold the rows that are due. No reason to spin.
+        return None if taken or given_back else float("inf")
 
     def stop(self) -> None:
         """Has a step that is under way end early. May be called from any thread."""
@@ -84,21 +87,21 @@ class Delivery:
         """Drops the broker connection."""
         self._publisher.close()
 
-    def _take_handed(self) -> list[Admitted]:
-        """What passes handed over, but for what has waited so long that it is due again in SQL."""
-        taken: list[Admitted] = []
+    def _take_handed(self) -> list[tuple[float, Admitted]]:
+        """What passes handed over, and when; but not what has waited so long that it is due again in SQL."""
+        taken: list[tuple[float, Admitted]] = []
         oldest = time.monotonic() - 0.8 * self._resends.min_ms / 1000
         while self._handed and len(taken) < self._batch_max:
             since, one = self._handed.popleft()
             if since > oldest:
-                taken.append(one)
+                taken.append((since, one))
         return taken
 
     def _has_work(self, load: QueueLoad) -> bool:
         return load.again_due_s <= 0 or (load.new_due_s <= 0 and load.sent < self._sent_max)
 
-    def _claim(self, handed: Sequence[Admitted], loads: Sequence[QueueLoad]) -> list[Admitted]:
-        """What to send now: within each queue's room, at most a batch or so, no queue left out."""
+    def _claim(self, handed: Sequence[Admitted], loads: Sequence[QueueLoad]) -> tuple[list[Admitted], list[GivenBack]]:
+        """What to send now, within each queue's room, at most a batch or so, no queue left out; and what not to."""
         sent = {load.queue: load.sent for load in loads}
         # Those handed over count as sent in SQL already.
         for queue, count in Counter(one.queue for one in handed).items():
@@ -123,13 +126,15 @@ class Delivery:
                     if load.new_due_s <= 0 and room > 0:
                         taken += self._statements.claim_new(connection, load.queue, room)
                 accounts.wake(connection, self._tables, (one.account for one in given_back))
-        self._tell(given_back)
-        return taken
+        return taken, given_back
 
-    def _send(self, taken: Sequence[Admitted]) -> int:
+    def _send(self, taken: Sequence[Admitted]) -> None:
         """Publishes the messages. What could not be sent, by no fault of its own, is due again at once."""
         deadline = time.monotonic() + self._deadline_s
-        outbound = self._statements.load(self._database.held(), taken)
+        if not taken:
+            return
+        with held(self._database) as connection:
+            outbound = self._statements.load(connection, taken)
         done = 0
         try:
             for one in outbound:
@@ -152,7 +157,6 @@ class Delivery:
             if done < len(outbound):
                 with self._database.transaction() as connection:
                     self._statements.put_back(connection, [one.admitted for one in outbound[done:]])
-        return done
 
     def _tell(self, given_back: Sequence[GivenBack]) -> None:
         for one in given_back:

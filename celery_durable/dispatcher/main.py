@@ -23,6 +23,7 @@ from celery_durable.scheduling.loop import Loop, Step, stop_all
 from celery_durable.store import migrate
 from celery_durable.store.accounts import client_identity
 from celery_durable.store.admission import Admitted
+from celery_durable.store.sql import held
 from celery_durable.store.watch import Watch
 
 if TYPE_CHECKING:
@@ -123,11 +124,8 @@ class Dispatcher:
         return Loop(name, step, pause_min_s=settings.poll_min_ms / 1000, pause_max_s=pause_max_s)
 
     def _look(self) -> float:
-        try:
-            pending = self._watch.look(self._runtime.database.held())
-        except Exception:
-            self._runtime.database.drop_held()
-            raise
+        with held(self._runtime.database) as connection:
+            pending = self._watch.look(connection)
         for is_pending, loop in (
             (pending.passes, self._passes_loop),
             (pending.delivery, self._delivery_loop),

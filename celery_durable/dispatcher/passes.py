@@ -21,6 +21,7 @@ from celery_durable.store import counters, outbox
 from celery_durable.store.accounts import REPORT_SEQ, Accounts, AccountWrite, client_identity
 from celery_durable.store.admission import Admission, Admitted
 from celery_durable.store.sending import Resends
+from celery_durable.store.sql import held
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +86,11 @@ class Passes:
         Accounts that another dispatcher is at are left to it; one that fails is tried again later, alone (case F5).
         """
         limit = self._settings.pass_accounts_max
-        connection = self._database.held()
-        try:
+        with held(self._database) as connection:
             due, next_s = self._accounts.due(connection, max(1, limit // 2))
             woken = self._accounts.woken(connection, self._after, max(1, limit - len(due)))
-        except Exception:
-            self._database.drop_held()
-            raise
         chosen = self._ready(dict.fromkeys([*due, *woken]))
+        self._forget_failures(chosen)
         if not chosen:
             return min([next_s, *self._failure_pauses()])
         self._after = woken[-1] if woken else ""
@@ -272,6 +270,13 @@ class Passes:
     def _ready(self, accounts: Collection[str]) -> list[str]:
         now = time.monotonic()
         return [one for one in accounts if one not in self._failures or self._failures[one].again_at <= now]
+
+    def _forget_failures(self, chosen: Collection[str]) -> None:
+        """A failed account whose time has come and that needs no pass any more."""
+        over = self._ready(self._failures)
+        for account in over:
+            if account not in chosen:
+                del self._failures[account]
 
     def _failure_pauses(self) -> list[float]:
         now = time.monotonic()

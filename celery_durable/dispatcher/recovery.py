@@ -11,6 +11,7 @@ from celery_durable.runtime import Runtime
 from celery_durable.store import accounts
 from celery_durable.store.recovery import LossDecision, LostAttempt, Moved, Recoveries
 from celery_durable.store.schema import ADMITTED, CANCELLED, FAILED, PERMIT_STATES, RETRYING
+from celery_durable.store.sql import held
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +44,8 @@ class Recovery:
 
     def step(self) -> float | None:
         """One batch of each kind (a :data:`~celery_durable.scheduling.loop.Step`)."""
-        try:
-            due_s = self._statements.seconds_until_due(self._database.held())
-        except Exception:
-            self._database.drop_held()
-            raise
+        with held(self._database) as connection:
+            due_s = self._statements.seconds_until_due(connection)
         if due_s > 0:
             return due_s
         moved = self._move(self._recover_lost) + self._move(self._expire) + self._move(self._promote)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from celery import Celery
+from sqlalchemy import update
 
 from celery_durable.dispatcher.publisher import BrokerUnavailable
 from tests.dispatching import Service, received, steps
@@ -204,6 +205,19 @@ def test_two_dispatchers_send_each_operation_once(service: Service, app: Celery,
     assert {service.row(one).sends for one in ids} == {1}
 
 
+@pytest.mark.postgresql
+def test_a_due_row_that_someone_holds_is_left_without_spinning(postgresql_url: str, app: Celery, queue: str) -> None:
+    """A cancel that is not committed yet."""
+    service = Service(postgresql_url)
+    service.add("held", account=None, state="admitted", due_at=1, queue=queue, wakes=False)
+    operations = service.tables.operations
+    with service.database.transaction() as connection:
+        connection.execute(update(operations).where(operations.c.id == "held").values(state="cancelled"))
+        assert service.again().delivery(app).step() == float("inf")
+    assert received(app, queue) == []
+    service.close()
+
+
 def test_a_broker_that_refuses_costs_no_send(service: Service, queue: str) -> None:
     """C19: with the broker down nothing is lost or counted; delivery follows."""
     with socket.socket() as unused:
@@ -216,6 +230,7 @@ def test_a_broker_that_refuses_costs_no_send(service: Service, queue: str) -> No
         delivery.step()
     row = service.row("op")
     assert (row.sends, row.due_at) == (0, 1)
+    delivery.close()
 
 
 def test_a_broker_that_hangs_is_left_at_the_deadline(service: Service, queue: str) -> None:

@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 from celery import Celery
+from sqlalchemy import text
 
 from celery_durable.dispatcher.main import run
 from celery_durable.dispatcher.recovery import Recovery
@@ -17,6 +18,11 @@ from celery_durable.runtime import runtime_of
 from tests.dispatching import Service as Rows
 from tests.dispatching import received
 from tests.harness import Stack, wait_until
+
+DROP_OTHERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
 
 
 def app_with(**durable: object) -> Celery:
@@ -93,6 +99,28 @@ def test_a_loop_that_fails_stops_no_other(sqlite_url: str, monkeypatch: pytest.M
     wait_until(lambda: received(app, "failing-loop"), what="the message")
     failing.clear()
     wait_until(lambda: received(app, "failing-loop"), what="the message of what recovery moved on")
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    rows.close()
+
+
+@pytest.mark.postgresql
+def test_a_database_that_drops_every_connection_is_used_again(postgresql_url: str) -> None:
+    """A restart or a failover of the database: the loops connect anew."""
+    rows = Rows(postgresql_url)
+    app = app_with(database_url=postgresql_url, kafka_bootstrap_servers="127.0.0.1:1", shutdown_s=2.0)
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(app,), kwargs={"stop": stop})
+    thread.start()
+    for round_ in range(3):
+        queue = f"dropped-{round_}"
+        rows.add(f"op{round_}", account=None, state="admitted", due_at=1, queue=queue, wakes=False)
+        rows.add(f"later{round_}", account=None, state="scheduled", due_at=1, queue=queue, wakes=False)
+        messages: list[object] = []
+        wait_until(lambda: messages.extend(received(app, queue)) or len(messages) == 2, what="both messages")  # noqa: B023
+        with rows.database.reading() as connection:
+            connection.execute(text(DROP_OTHERS))
     stop.set()
     thread.join(10)
     assert not thread.is_alive()

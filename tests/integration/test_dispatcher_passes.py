@@ -297,6 +297,20 @@ def test_one_failing_account_stops_no_other(
     until(lambda: (passes.step(), service.report("bad"))[1])
 
 
+def test_a_failed_account_that_needs_no_pass_any_more_is_forgotten(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop must not spin for its sake."""
+    monkeypatch.setattr(passes_module, "plan", lambda *_, **__: 1 / 0)
+    service.add("op")
+    passes = service.passes()
+    pause_s = passes.step()
+    assert pause_s is not None
+    with service.database.transaction() as connection:
+        connection.execute(service.tables.wakes.delete())
+    until(lambda: passes.step() == float("inf"))
+
+
 def test_one_failing_reply_stops_no_other(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """B13, for replies: the holder repeats what was not acknowledged."""
     for account in ("apple", "bad", "zebra"):

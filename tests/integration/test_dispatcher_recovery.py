@@ -66,6 +66,16 @@ def test_an_operation_that_loses_too_many_workers_fails_and_says_so(service: Ser
     assert woken
 
 
+def test_many_attempts_are_lost_at_once(service: Service) -> None:
+    """A host that dies takes many with it."""
+    for n in range(5):
+        running(service, f"op{n}", worker_losses=n % 3)
+    steps(service.recovery().step)
+    assert service.ids("admitted") == ["op0", "op1", "op3", "op4"]
+    assert service.ids("failed") == ["op2"]
+    assert len(history(service)) == 5
+
+
 @pytest.mark.parametrize(("own", "state"), [(0, "failed"), (5, "admitted")])
 def test_a_task_has_a_cap_of_its_own(service: Service, own: int, state: str) -> None:
     running(service, "op", worker_losses=own and 2, policy={"max_worker_losses": own})
