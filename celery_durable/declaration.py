@@ -179,10 +179,11 @@ def check_options(task: str, options: Mapping[str, Any], base: type) -> None:
 
     :raises ConfigurationError: naming the option, and the one that was probably meant.
     """
+    configured = {name for name, _ in getattr(base, "from_config", ())}
     for name, value in options.items():
-        if name.startswith("_") or name in _CELERY_OPTIONS or name in OPTIONS or hasattr(base, name):
+        if name.startswith("_") or name in _CELERY_OPTIONS or name in configured or hasattr(base, name):
             continue
-        known = {*OPTIONS, *_CELERY_OPTIONS, *(known for known in dir(base) if not known.startswith("_"))}
+        known = {*_CELERY_OPTIONS, *configured, *(known for known in dir(base) if not known.startswith("_"))}
         _refuse(
             task,
             name,

@@ -99,7 +99,7 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
 
     def apply_async(
         self,
-        args: Iterable[Any] | None = None,
+        args: tuple[Any, ...] | list[Any] | None = None,
         kwargs: dict[str, Any] | None = None,
         task_id: str | None = None,
         producer: Any = None,
@@ -122,15 +122,14 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
         :raises DuplicateOperationError: the ``task_id`` is another task's, or has other arguments.
         """
         options.update(link=link, link_error=link_error, shadow=shadow)
-        args = None if args is None else tuple(args)
+        args = tuple(args) if isinstance(args, list) else args
         app = self._get_app()
         if app.conf.task_always_eager:
             self.declaration.resolve(args or (), kwargs or {}, account=account, group=group)
             producer = message.NoProducer() if producer is None else producer
-            return cast(
-                "DurableAsyncResult[R]",
-                super().apply_async(args, kwargs, task_id=task_id, producer=producer, **options),
-            )
+            eager: Any = super().apply_async(args, kwargs, task_id=task_id, producer=producer, **options)
+            eager.duplicate = False
+            return cast("DurableAsyncResult[R]", eager)
         operation_id = uuid() if task_id is None else task_id
         add_to_parent = options.pop("add_to_parent", True)
         result = self.AsyncResult(operation_id)

@@ -218,10 +218,39 @@ def test_canvas_of_durable_tasks(shop: Service) -> None:
     assert [shop.operation(each.id).account for each in grouped.results] == [None, "other"]
 
 
+def test_a_parent_that_ran_again_sends_its_child_again(shop: Service) -> None:
+    """D15: where Celery publishes callbacks and a chain's next step, the first row wins, with other arguments too."""
+    publish = shop.app.amqp._retry_publish
+    first = publish(shop.plain.apply_async, ("a",), task_id="child")
+    again = publish(shop.plain.apply_async, ("b",), task_id="child")
+    assert (first.duplicate, again.duplicate) == (False, True)
+    assert b'"a"' in shop.rows(shop.tables.payloads)[0].body
+
+
+def test_arguments_of_a_wrong_type_are_refused_as_in_celery(shop: Service) -> None:
+    for args, kwargs in (("ab", None), (5, None), ((1,), [2])):
+        with pytest.raises(TypeError):
+            shop.plain.apply_async(args, kwargs)
+    assert shop.count(shop.tables.operations) == 0
+
+
+@pytest.mark.postgresql
+def test_tables_in_a_schema_of_their_own(postgresql_url: str) -> None:
+    with service(postgresql_url) as shop, shop.runtime.database.transaction() as connection:
+        connection.execute(text("CREATE SCHEMA billing"))
+    with service(postgresql_url, database_schema="billing") as shop:
+        result = shop.charge.delay("acme")
+        assert shop.charge.apply_async(("acme",), task_id=result.id).duplicate
+        assert shop.charge.enqueue_many([("acme",)]).count == 1
+        assert result.cancel() == "cancelled"
+        assert shop.tables.operations.fullname.startswith("billing.")
+
+
 def test_eager_tasks_run_inline(shop: Service) -> None:
     """D7: no rows, and the same errors of a wrong account as elsewhere."""
     shop.app.conf.task_always_eager = True
-    assert shop.charge.delay("acme", amount=3).get() == 3
+    result = shop.charge.delay("acme", amount=3)
+    assert (result.get(), result.duplicate) == (3, False)
     assert shop.charge.apply_async(("acme",), account="other", group="g", task_id="x").id == "x"
     with pytest.raises(EnqueueError, match="charge: account"):
         shop.charge.apply_async(("acme",), account="")

@@ -182,6 +182,15 @@ def test_class_based_tasks(app: Celery) -> None:
             limit = -3
 
 
+def test_as_the_task_class_of_a_whole_app() -> None:
+    """D9"""
+    app = Celery("billing", task_cls=DurableTask, set_as_current=False)
+    task = app.task(lazy=False, shared=False, account="{tenant}", limit=2)(body)
+    assert isinstance(task, DurableTask)
+    assert task.declaration.resolve(("acme",), {}) == Resolved("acme", limit=2)
+    app.close()
+
+
 def test_task_annotations_are_checked_too(app: Celery) -> None:
     app.conf.task_annotations = {"annotated": {"limit": True}}
     with pytest.raises(ConfigurationError, match=r"annotated: limit = True"):
