@@ -13,17 +13,18 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from celery_durable.permits.messages import MAX_INT, AccountReport, Declared, Forfeit, Message, Pause, Resume, SetLimit
 from holder_service import semaphore
+from holder_service.footprint import held
 from tests.invariants import Invariants, InvariantViolation, Pair
 from tests.simulation.world import ACCOUNT, ClientShell, HolderShell, Operation, read_reply, reads
 
 START_MS = 1_000_000
-SETTLE_MS = 4 * 3_600_000
-"""By when all must have run after faults stopped: far above the longest repeat (10 min) and all the work."""
+SETTLE_MS = 3_600_000
+"""How long after faults stopped all must have run, besides twice the work that is left: some of the longest repeats."""
 PASSED_OVER_MAX = 600
 
 
@@ -82,6 +83,7 @@ class Walk:
         }
         self.holder = HolderShell(self.invariants, self.now_ms)
         self.alive = set(self.clients)
+        self.cut_off: set[str] = set()
         self.forfeited: set[str] = set()
         self.links: dict[str, Link] = {}
         self.topic: list[bytes] = []
@@ -91,8 +93,8 @@ class Walk:
         self.allowed_groups: dict[str, int] = {}
         self.command_seq = 0
         self.durations = rng.choice(((20, 60), (20, 3_000), (1_000, 60_000)))
-        self.faults_end_ms = self.now_ms + rng.randint(60_000, 900_000)
-        self.work_left = rng.choice((20, 60, 150))
+        self.faults_end_ms = self.now_ms + rng.choice((60_000, 300_000, 900_000, 2_000_000))
+        self.work_left = rng.choice((20, 60, 120))
 
     # -- the clockwork
 
@@ -115,13 +117,13 @@ class Walk:
         while self.now_ms < self.faults_end_ms:
             self.step()
         self.settle()
-        deadline_ms = self.now_ms + SETTLE_MS
+        deadline_ms = self.now_ms + SETTLE_MS + 2 * self.work_ms()
         while self.events and not self.is_done():
             self.step()
             if self.now_ms > deadline_ms:
                 break
         rows = [name for name in sorted(self.alive) if self.clients[name].row is not None]
-        rows += ["holder"] if self.holder.row is not None and not self.only_the_dead() else []
+        rows += [] if self.only_the_dead() else ["holder"]
         self.invariants.quiet(
             sum(self.holder.footprints().values()),
             sum(self.in_use().values()),
@@ -145,11 +147,13 @@ class Walk:
             and not any(self.clients[name].waiting.values())
             for name in self.alive
         )
-        return idle and self.work_left == 0 and (self.holder.row is None or self.only_the_dead())
+        if not idle or self.work_left:
+            return False
+        return self.only_the_dead() and not any(self.holder.footprints().values())
 
     def only_the_dead(self) -> bool:
-        """A forfeited client that never came back keeps its row: it may still come back."""
-        return set(self.holder.state().clients) <= self.forfeited
+        """Of a client that is gone for ever the row is kept: it may still come back."""
+        return not set(self.holder.state().clients) & self.alive
 
     # -- operations
 
@@ -182,6 +186,13 @@ class Walk:
         if self.rng.random() < 0.05 and not self.is_settling():
             self.enqueue(client, operation.group)
         self.wake(client)
+
+    def work_ms(self) -> int:
+        """How long all that is left would take one after the other."""
+        rows = [
+            rows for client in self.clients.values() for rows in (*client.waiting.values(), client.running.values())
+        ]
+        return sum(operation.duration_ms for each in rows for operation in each) + self.work_left * self.durations[1]
 
     def in_use(self) -> dict[Pair, int]:
         return {
@@ -230,18 +241,21 @@ class Walk:
 
     # -- Kafka
 
-    def stage(self, slot: str, body: bytes, receive: Callable[[bytes], None], *, keep: bool, sure: bool = False) -> None:
+    def stage(
+        self, slot: str, body: bytes, receive: Callable[[bytes], None], *, keep: bool, sure: bool = False
+    ) -> None:
         link = self.links.setdefault(slot, Link())
         link.body = body
         if not link.going:
             link.going = True
-            self.at(self.rng.choice((1, 5, 20)), lambda: self.send(link, receive, keep=keep, sure=sure))
+            who = slot.partition(" ")[2]
+            self.at(self.rng.choice((1, 5, 20)), lambda: self.send(link, who, receive, keep=keep, sure=sure))
 
-    def send(self, link: Link, receive: Callable[[bytes], None], *, keep: bool, sure: bool) -> None:
+    def send(self, link: Link, who: str, receive: Callable[[bytes], None], *, keep: bool, sure: bool) -> None:
         body, link.body, link.going = link.body, None, False
         if body is None:
             return
-        if not sure and self.happens(self.weather.loss):
+        if not sure and (who in self.cut_off or self.happens(self.weather.loss)):
             self.stats["lost"] += 1
             return
         if keep:
@@ -270,23 +284,24 @@ class Walk:
         bodies, self.inbox = self.inbox, []
         self.decide(bodies)
 
-    def decide(self, bodies: Iterable[bytes]) -> None:
+    def decide(self, bodies: Sequence[bytes]) -> None:
         messages = [reads(body) for body in bodies]
         decision = self.holder.decide(messages, self.now_ms)
         assert not decision.refusals, decision.refusals
-        self.note("decide", messages, self.holder.row, decision.replies)
+        replies = [(reply, reply.to_bytes()) for reply in decision.replies]
+        self.note("decide", bodies, self.holder.row, [body for _, body in replies])
         for message in messages:
             if isinstance(message, Forfeit):
                 self.forfeited.add(message.client)
         self.follow_limits(decision.state)
         if not self.holder.rebuilding:
             self.check_cover(decision.state)
-        for reply in decision.replies:
+        for reply, body in replies:
             client = self.clients[reply.client_id]
             self.stats["replies"] += 1
             self.stage(
                 f"reply {client.name}",
-                reply.to_bytes(),
+                body,
                 lambda body, client=client: self.client_pass(client, body),
                 keep=False,
             )
@@ -354,7 +369,9 @@ class Walk:
         """A command goes through an outbox of its own slot: it is late or doubled, never lost."""
         self.command_seq += 1
         command = message(client_id="ops", account=ACCOUNT, seq=self.command_seq, by="walk", **values)
-        self.stage(f"command {message.__name__} {self.command_seq}", command.to_bytes(), self.receive, keep=True, sure=True)
+        self.stage(
+            f"command {message.__name__} {self.command_seq}", command.to_bytes(), self.receive, keep=True, sure=True
+        )
 
     def operate(self) -> None:
         if self.is_settling():
@@ -401,13 +418,19 @@ class Walk:
         elif kind == 6 and len(self.alive) > 1:
             name = self.rng.choice(sorted(self.alive))
             self.kill(name)
+        elif kind == 7:
+            name = self.rng.choice(sorted(self.clients))
+            self.note("cut off", name)
+            self.stats["cut off"] += 1
+            self.cut_off.add(name)
+            self.at(self.rng.randint(1_000, 1_500_000), lambda: self.cut_off.discard(name))
         self.at(self.rng.randint(1_000, 180_000), self.fault)
 
     def is_whole(self, topic: list[bytes]) -> bool:
         """Whether a rebuild can know: of every client that may hold something, the topic has a report."""
         seen = {message.client_id for message in map(reads, topic) if isinstance(message, AccountReport)}
         commands = {message.seq for message in map(reads, topic) if isinstance(message, Forfeit)}
-        holding = {name for name, client in self.clients.items() if client.row is not None and name in self.alive}
+        holding = {name for name, client in self.clients.items() if client.row is not None} - self.forfeited
         return holding <= seen and len(commands) >= len(self.forfeited)
 
     def kill(self, name: str) -> None:
@@ -421,20 +444,26 @@ class Walk:
         if name not in self.forfeited:
             self.command(Forfeit, client=name, epoch=MAX_INT, version=MAX_INT)
 
+    def holds(self, name: str) -> bool:
+        """Whether the holder counts something for the client that no claim window ends."""
+        client = self.holder.state().clients.get(name)
+        return client is not None and (client.unknown or any(held(pair) for pair in client.pairs.values()))
+
     def is_settling(self) -> bool:
         return self.now_ms >= self.faults_end_ms
 
     def settle(self) -> None:
         """Faults stop: limits that let everything through, no pause, and the dead are forfeited."""
         self.note("settling")
+        self.cut_off.clear()
         self.command(Resume)
         self.command(SetLimit, limit=self.rng.randint(1, 3))
         for group in self.groups:
             self.command(SetLimit, group=group, limit=None)
         for name in sorted(set(self.clients) - self.alive):
-            # The operator sees that the first did not take where the client was given something since.
-            for delay_ms in (1, 60_000, 600_000):
-                self.at(delay_ms, lambda name=name: self.forfeit(name))
+            # One that may hold nothing needs no operator: its demand must not stop the others.
+            if any(self.clients[name].in_use().values()) or self.holds(name):
+                self.at(1, lambda name=name: self.forfeit(name))
 
 
 def run(seed: int, *, verbose: bool = False) -> Walk:

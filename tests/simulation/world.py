@@ -49,6 +49,8 @@ class ClientShell:
     incarnation: str = "first"
     seq: int = 0
     row: str | None = None
+    lives: int = 0
+    """How often the row was deleted."""
     due_at_ms: int | None = None
     waiting: dict[str, list[Operation]] = field(default_factory=lambda: defaultdict(list))
     running: dict[int, Operation] = field(default_factory=dict)
@@ -70,9 +72,7 @@ class ClientShell:
         used = self.in_use()
         most = self.settings.waiting_count_max
         return {
-            group: GroupCounts(
-                used.get(group, 0), min(len(rows), most), now_ms - rows[0].enqueued_ms if rows else 0
-            )
+            group: GroupCounts(used.get(group, 0), min(len(rows), most), now_ms - rows[0].enqueued_ms if rows else 0)
             for group in sorted({*used, *self.waiting})
             if (rows := self.waiting.get(group, [])) or used.get(group, 0)
         }
@@ -116,14 +116,16 @@ class ClientShell:
         assert state.to_json() == before, "plan() or finish() changed the state that it was given"
         self.due_at_ms = outcome.due_at_ms
         self.blocked = dict(outcome.blocked)
+        if outcome.ack is not None:
+            # A row that is made again begins anew, and starts from permits 0.
+            self.invariants.grows("ack", f"{self.name}, row {self.lives}", (outcome.ack.epoch, outcome.ack.version))
         if outcome.delete:
             self.row, self.due_at_ms = None, None
+            self.lives += 1
             assert outcome.report is None
         else:
             self.row = outcome.state.to_json()
             assert queue.AccountState.from_json(self.row) == outcome.state
-        if outcome.ack is not None and self.row is not None:
-            self.invariants.grows("ack", f"{self.name} row {self.row is not None}", (0,))
         if outcome.report is None:
             return None, admitted
         body = outcome.report.to_bytes()
