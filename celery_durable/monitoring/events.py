@@ -6,8 +6,12 @@ when its worker died, the dispatcher speaks:
 - ``task-sent`` (state PENDING, Celery's event of a client: it makes no worker) for an operation that waits, with its
   account, its group and the reason in the text of ``kwargs``, again whenever the reason changes;
 - ``task-retried`` for an attempt whose worker was lost, ``task-failed`` where that was the last one or none ever ran,
-  ``task-revoked`` for a cancelled or expired operation. These need a worker's name: they carry ``durable@<client_id>``,
-  which a ``worker-offline`` takes off the list of workers at once.
+  ``task-revoked`` for a cancelled or expired operation.
+
+Every event but ``task-sent`` makes its sender a worker in the reader's list, and one that is alive. So these carry the
+name of a real worker: the one that ran the attempt, declared offline again if it was lost (it reappears with its next
+heartbeat, should it live); or, for an operation that none ran, one that runs something now, as Celery too has the
+worker that drops a revoked message announce it. Until any worker is known they wait.
 
 Best effort and from memory: it reads rows, writes none, and is off unless the app sets Celery's own
 ``task_send_sent_event``. While the broker is away it tries every 10 s and catches up afterwards.
@@ -17,7 +21,6 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -28,7 +31,9 @@ from sqlalchemy import Connection, func, select
 from celery_durable.monitoring.reasons import NOTHING, Known, load_known, queued_reason
 from celery_durable.runtime import Runtime, runtime_of
 from celery_durable.scheduling.loop import Step
+from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import CANCELLED, ENDED_STATES, FAILED, QUEUED, RUNNING, SCHEDULED, SUCCEEDED
+from celery_durable.store.sql import in_states
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -61,11 +66,14 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of Celery about one operation. ``by_client``: an event that makes no worker."""
+    """One event of Celery about one operation."""
 
     type: str
     fields: dict[str, Any]
-    by_client: bool = False
+    worker: str | None = None
+    """Its sender; None: the client, which makes no worker."""
+    lost: bool = False
+    """The worker is gone."""
 
 
 class Events:
@@ -76,6 +84,7 @@ class Events:
         self._sender = _Sender(app, f"durable@{runtime.settings.client_id}")
         self._tracked: OrderedDict[int, _Seen] = OrderedDict()
         self._newest: int | None = None
+        self._worker: str | None = None
 
     def step(self) -> float | None:
         """Looks once. Never raises for the broker's sake."""
@@ -84,6 +93,7 @@ class Events:
             rows = [row for row in new if row.order_no not in self._tracked] + again
             accounts = {row.account for row in rows if row.account is not None and row.state == QUEUED}
             known = load_known(connection, self._runtime.tables, accounts)
+            self._worker = self._live_worker(connection) or self._worker
         try:
             for row in rows:
                 self._tell(row, known.get(row.account, NOTHING))
@@ -111,6 +121,17 @@ class Events:
             del self._tracked[number]  # deleted by retention
         return rows
 
+    def _live_worker(self, connection: Connection) -> str | None:
+        operations = self._runtime.tables.operations
+        statement = (
+            select(operations.c.worker)
+            .where(in_states(operations, (RUNNING,)), operations.c.alive_until > now_ms())
+            .order_by(operations.c.alive_until.desc())
+            .limit(1)
+        )
+        worker: str | None = connection.execute(statement).scalar_one_or_none()
+        return worker
+
     def _select(self) -> Any:
         operations, payloads = self._runtime.tables.operations, self._runtime.tables.payloads
         return select(
@@ -122,6 +143,7 @@ class Events:
             operations.c.queue,
             operations.c.state,
             operations.c.retries,
+            operations.c.worker,
             operations.c.worker_losses,
             operations.c.started_at,
             operations.c.expires_at,
@@ -135,10 +157,11 @@ class Events:
         if seen is None and row.state in ENDED_STATES and row.order_no <= (self._newest or 0):
             return  # ended, and told, before
         seen = seen or _Seen("", 0)
-        for event in changes(row, known, seen.text, seen.worker_losses):
+        told = changes(row, known, seen.text, seen.worker_losses, self._worker)
+        for event in told:
             self._sender.send(event)
         self._newest = max(self._newest or 0, row.order_no)
-        if row.state in ENDED_STATES:
+        if row.state in ENDED_STATES and not (_needs_telling(row, seen.worker_losses) and not told):
             self._tracked.pop(row.order_no, None)
             return
         self._tracked[row.order_no] = _Seen(waiting_text(row, known), row.worker_losses)
@@ -154,20 +177,38 @@ def waiting_text(row: Any, known: Known) -> str:
     return f"waits: {queued_reason(row.group, known)}" if row.state == QUEUED else ""
 
 
-def changes(row: Any, known: Known, text: str, worker_losses: int) -> Iterator[Event]:
-    """The events that bring a reader from what was said (``text``, ``worker_losses``) to what the row says now."""
+def changes(row: Any, known: Known, text: str, worker_losses: int, live_worker: str | None) -> list[Event]:
+    """The events that bring a reader from what was said (``text``, ``worker_losses``) to what the row says now.
+
+    :param live_worker: a worker that may speak for an operation that none ran; without one nothing is said of that.
+    """
     lost = row.worker_losses > worker_losses
-    if row.state == CANCELLED:
-        expired = row.expires_at is not None and row.ended_at is not None and row.expires_at <= row.ended_at
-        yield Event("task-revoked", {**_names(row), "terminated": False, "signum": None, "expired": expired})
-    elif row.state == FAILED and (lost or row.started_at is None):
-        error = row.error or "failed without a worker"
-        yield Event("task-failed", {**_names(row), "exception": error, "traceback": error})
-    elif lost and row.state not in (RUNNING, SUCCEEDED, FAILED):
-        yield Event("task-retried", {**_names(row), "exception": "its worker was lost", "traceback": ""})
+    worker = row.worker or live_worker
+    told = []
+    if worker is not None and _needs_telling(row, worker_losses):
+        told.append(Event(*_outcome(row), worker, lost and row.worker is not None))
     now = waiting_text(row, known)
     if now and now != text:
-        yield Event("task-sent", {**_names(row), **_call(row, now)}, by_client=True)
+        told.append(Event("task-sent", {**_names(row), **_call(row, now)}))
+    return told
+
+
+def _needs_telling(row: Any, worker_losses: int) -> bool:
+    """Whether the row shows what no worker has told."""
+    lost = row.worker_losses > worker_losses
+    if row.state == FAILED:
+        return bool(lost or row.started_at is None)
+    return bool(row.state == CANCELLED or (lost and row.state not in (RUNNING, SUCCEEDED)))
+
+
+def _outcome(row: Any) -> tuple[str, dict[str, Any]]:
+    if row.state == CANCELLED:
+        expired = row.expires_at is not None and row.ended_at is not None and row.expires_at <= row.ended_at
+        return "task-revoked", {**_names(row), "terminated": False, "signum": None, "expired": expired}
+    error = row.error or "failed before any worker ran it"
+    if row.state == FAILED:
+        return "task-failed", {**_names(row), "exception": error, "traceback": error}
+    return "task-retried", {**_names(row), "exception": "its worker was lost", "traceback": ""}
 
 
 def _names(row: Any) -> dict[str, Any]:
@@ -193,16 +234,17 @@ def _call(row: Any, text: str) -> dict[str, Any]:
 class _Sender:
     """Publishes events through one held connection."""
 
-    def __init__(self, app: Celery, hostname: str) -> None:
+    def __init__(self, app: Celery, client: str) -> None:
         self._app = app
-        self._hostname = hostname
+        self._client = client
         self._connection: Any = None
         self._dispatcher: Any = None
 
     def send(self, event: Event) -> None:
-        """Sends the event, and after one that made a worker its end. Raises what the transport raises."""
-        for each in (event,) if event.by_client else (event, Event("worker-offline", {})):
-            self._publish(each)
+        """Sends the event, and for a lost worker its end. Raises what the transport raises."""
+        self._publish(event)
+        if event.lost:
+            self._publish(Event("worker-offline", {}, event.worker))
 
     def close(self) -> None:
         """Drops the connection."""
@@ -215,7 +257,6 @@ class _Sender:
         if self._dispatcher is None:
             self._connection = self._app.connection_for_write()
             self._connection.connect()
-            self._dispatcher = self._app.events.Dispatcher(
-                self._connection, hostname=self._hostname, buffer_while_offline=False
-            )
+            self._dispatcher = self._app.events.Dispatcher(self._connection, buffer_while_offline=False)
+        self._dispatcher.hostname = event.worker or self._client
         self._dispatcher.send(event.type, retry=False, **event.fields)
