@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,42 +39,45 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
         finally:
             write_record(path, event="end", **names)
 
-    @app.task(base=DurableTask, bind=True, name="example.add")
+    # Unless shared=False, each of several apps in one process takes over the others' tasks.
+    operation = partial(app.task, base=DurableTask, bind=True, shared=False)
+
+    @operation(name="example.add")
     def add(self: Any, x: int, y: int) -> int:
         with recorded(self, ""):
             return x + y
 
-    @app.task(base=DurableTask, bind=True, name="example.grouped", account="{account}", group="{group}", group_limit=2)
+    @operation(name="example.grouped", account="{account}", group="{group}", group_limit=2)
     def grouped(self: Any, account: str, group: str, duration_s: float = 0.02) -> str:
         """Declares the limit of a group, and none of the account: that comes from the holder's rules."""
         with recorded(self, account):
             time.sleep(duration_s)
         return group
 
-    @app.task(base=DurableTask, bind=True, name="example.work", account="{account}", limit=2)
+    @operation(name="example.work", account="{account}", limit=2)
     def work(self: Any, account: str, duration_s: float = 0.02) -> str:
         with recorded(self, account):
             time.sleep(duration_s)
         return account
 
-    @app.task(base=DurableTask, bind=True, name="example.single", account="{account}")
+    @operation(name="example.single", account="{account}")
     def single(self: Any, account: str, duration_s: float = 0.02) -> str:
         with recorded(self, account):
             time.sleep(duration_s)
         return account
 
-    @app.task(base=DurableTask, bind=True, name="example.sleep")
+    @operation(name="example.sleep")
     def sleep(self: Any, duration_s: float) -> float:
         with recorded(self, ""):
             time.sleep(duration_s)
         return duration_s
 
-    @app.task(base=DurableTask, bind=True, name="example.fail")
+    @operation(name="example.fail")
     def fail(self: Any, message: str) -> None:
         with recorded(self, ""):
             raise ValueError(message)
 
-    @app.task(base=DurableTask, bind=True, name="example.flaky", max_retries=10, account="{account}", limit=1)
+    @operation(name="example.flaky", max_retries=10, account="{account}", limit=1)
     def flaky(self: Any, account: str, failures: int, countdown_s: float = 0.1) -> int:
         """Retries until it has failed ``failures`` times; returns the number of retries."""
         with recorded(self, account):
@@ -82,7 +86,7 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
             retries: int = self.request.retries
             return retries
 
-    @app.task(bind=True, name="example.plain")
+    @app.task(bind=True, shared=False, name="example.plain")
     def plain(self: Any, x: int) -> int:
         """An ordinary Celery task beside the durable ones."""
         return x
