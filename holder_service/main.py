@@ -91,12 +91,19 @@ def run(settings: HolderSettings, *, stop: threading.Event | None = None) -> int
 
 
 def open_database(settings: HolderSettings) -> Database:
-    """The holder's database. Raises :class:`ConfigurationError` naming what is wrong with its URL."""
-    return Database(
-        settings.database_url.get_secret_value(),
-        schema=settings.database_schema,
-        pool_size=settings.database_pool_size,
-    )
+    """The holder's database. Raises :class:`ConfigurationError` naming what is wrong with its URL.
+
+    On PostgreSQL a transaction that stands still for as long as it takes to lose one's partitions is ended by the
+    server: a frozen holder must not keep the others waiting for its locks.
+    """
+    url = settings.database_url.get_secret_value()
+    database = Database(url, schema=settings.database_schema, pool_size=settings.database_pool_size)
+    if database.dialect == "postgresql":
+        option = f"-c idle_in_transaction_session_timeout={settings.kafka_session_timeout_ms}"
+        given = database.url.query.get("options")
+        options = option if given is None else f"{option} {given if isinstance(given, str) else ' '.join(given)}"
+        database.url = database.url.update_query_dict({"options": options})
+    return database
 
 
 @contextmanager

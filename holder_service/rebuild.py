@@ -96,15 +96,16 @@ class Rebuilder:
 
     def _begin(self) -> Life:
         view = topic.view(self._settings, self._settings.accounts_topic, self._settings.group_id)
+        phase: life.Phase = "ready" if view.untouched else "topic_lost" if view.lost else "rebuilding"
+        with self._database.transaction() as connection:
+            begun = life.begin(connection, self._tables, phase)
         if view.untouched:
             logger.info("first start: %s is empty, and nothing of it was ever read", view.topic)
         elif view.lost:
             logger.error("the database is new, and %s no longer has what was read of it", view.topic)
         else:
             logger.warning("the database is new, and %s has %d messages: rebuilding", view.topic, view.messages)
-        with self._database.transaction() as connection:
-            phase: life.Phase = "ready" if view.untouched else "topic_lost" if view.lost else "rebuilding"
-            return life.begin(connection, self._tables, phase)
+        return begun
 
     def _remind(self) -> None:
         if time.monotonic() < self._reminded_at_s + REMINDER_S:

@@ -44,7 +44,7 @@ DEADLINE_S = 30.0
 class Rig:
     """One holder database and one set of topics; ``holder()`` makes an instance, ``client()`` a service."""
 
-    def __init__(self, database_url: str, kafka: Kafka, **settings: Any) -> None:
+    def __init__(self, database_url: str, kafka: Kafka, *, makes_topics: bool = True, **settings: Any) -> None:
         self.kafka = kafka
         self.settings: HolderSettings = load(
             **{
@@ -60,7 +60,8 @@ class Rig:
         self.stack = contextlib.ExitStack()
         self.stack.callback(self.database.dispose)
         names = (self.settings.limits_topic, self.settings.dead_letters_topic)
-        kafka.create_topics({self.settings.accounts_topic: PARTITIONS, **dict.fromkeys(names, 1)})
+        if makes_topics:
+            kafka.create_topics({self.settings.accounts_topic: PARTITIONS, **dict.fromkeys(names, 1)})
 
     def open(self, database_url: str) -> Database:
         """A migrated database."""

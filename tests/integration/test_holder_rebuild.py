@@ -14,7 +14,7 @@ from celery_durable.permits.messages import SetLimit
 from holder_service import commands, ledger, life, store
 from holder_service.commands import CommandRefused
 from holder_service.life import Life
-from tests.harness import Kafka
+from tests.harness import Kafka, wait_until
 from tests.integration.holder_rig import Client, Instance, Rig
 
 LOST: dict[str, Any] = {}
@@ -226,19 +226,21 @@ def test_of_instances_that_find_the_database_lost_one_rebuilds(rig: Rig, caplog:
     holder.crash()
     rig.restore(LOST)
     holders = [rig.holder() for _ in range(3)]
-    served: list[frozenset[int]] = []
+    all_serve = threading.Event()
 
     def work(holder: Instance) -> None:
-        holder.serving()
-        served.append(holder.service.partitions)
+        holder.until(all_serve.is_set, "all to serve")
 
     with caplog.at_level("WARNING"):
         threads = [threading.Thread(target=work, args=(holder,)) for holder in holders]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert len(served) == len(holders)
+        try:
+            wait_until(lambda: all(holder.service.partitions for holder in holders), what="all to serve")
+        finally:
+            all_serve.set()
+            for thread in threads:
+                thread.join(30)
     assert sum("rebuilt in" in record.message for record in caplog.records) == 1
     assert present_life(rig).phase == "ready"
 
