@@ -22,9 +22,18 @@ from celery_durable.permits.messages import (
     Declared,
     Reason,
     ReplyGroup,
-    ReportGroup,
 )
-from celery_durable.permits.state import AccountState, GroupState, SentGroup, SentReport
+from celery_durable.permits.reporting import (
+    count_of,
+    lifetime_ms,
+    listed,
+    message,
+    next_pass_ms,
+    repeat_due_ms,
+    some_unlisted,
+    worth_telling,
+)
+from celery_durable.permits.state import AccountState, GroupCounts, GroupState, QueueSettings, SentGroup, SentReport
 
 __all__ = [
     "AccountState",
@@ -41,30 +50,6 @@ __all__ = [
 
 HOLDER_SILENT_MS = 5_000
 """After so long without an answer, what people see is that the holder is silent."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSettings:
-    """Times of the client's protocol, in ms, and where each comes from (section 7)."""
-
-    client_id: str
-    incarnation: str
-    idle_return_ms: int = 20_000
-    report_repeat_min_ms: int = 1_000
-    report_repeat_max_ms: int = 30_000
-    waiting_repeat_max_ms: int = 600_000
-    reporting_lifetime_ms: int = 600_000
-    daily_report_ms: int = 86_400_000
-    waiting_count_max: int = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCounts:
-    """What the rows say of one group, read while the account's lock is held. ``waiting`` is capped by the shell."""
-
-    in_use: int = 0
-    waiting: int = 0
-    oldest_wait_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +229,7 @@ def finish(
     for name in [name for name, group in groups.items() if name not in reported and _is_empty(group, after.get(name))]:
         del groups[name]
     state = replace(plan.state, groups=groups)
-    wants = plan.asked or fell or state.must_report or _worth_telling(state, after)
+    wants = plan.asked or fell or state.must_report or worth_telling(state, after)
     idle = not any(group.permits for group in groups.values()) and not any(
         count.in_use or count.waiting for count in after.values()
     )
@@ -259,20 +244,30 @@ def finish(
         if state.report is None or (state.answered and state.report.says_nothing and not plan.asked_again):
             return replace(outcome, delete=True)
         wants = not state.report.says_nothing
-    if wants or state.report is None or now_ms >= state.made_at_ms + _lifetime_ms(state, after, settings):
+    if wants or state.report is None or now_ms >= state.made_at_ms + lifetime_ms(state, after, settings):
         return replace(outcome, wants_seq=True)
-    repeat_at_ms = _repeat_at_ms(state, after, settings)
-    if repeat_at_ms is not None and now_ms >= repeat_at_ms:
-        if state.answered and _some_unlisted(state.report, after):
-            turned = replace(state, rotation=state.rotation + WAITING_ONLY_GROUPS_MAX)
-            return replace(outcome, state=turned, wants_seq=True)
-        return _repeated(outcome, state.report, settings)
-    if plan.asked_again and now_ms >= state.sent_at_ms + settings.report_repeat_min_ms:
-        return _repeated(outcome, state.report, settings)
-    due_at_ms = _due_at_ms(state, after, now_ms, settings)
-    if idle and state.answered:
-        due_at_ms = min(due_at_ms, now_ms + settings.report_repeat_min_ms)
-    return replace(outcome, due_at_ms=due_at_ms)
+    return _repeat_if_due(outcome, state.report, settings, asked=plan.asked_again)
+
+
+def _repeat_if_due(outcome: Outcome, report: SentReport, settings: QueueSettings, *, asked: bool) -> Outcome:
+    """The last report once more, byte for byte: an ack never travels with counts taken before it was applied.
+
+    Where more groups wait than a report lists, an answered one is not repeated: the next ones have their turn.
+    """
+    state, counts, now_ms = outcome.state, outcome.counts, outcome.now_ms
+    due_ms = repeat_due_ms(state, counts, settings)
+    due = due_ms is not None and now_ms >= due_ms
+    if due and state.answered and some_unlisted(report, counts):
+        turned = replace(state, rotation=state.rotation + WAITING_ONLY_GROUPS_MAX)
+        return replace(outcome, state=turned, wants_seq=True)
+    again_ms = state.sent_at_ms + settings.report_repeat_min_ms
+    if due or (asked and now_ms >= again_ms):
+        state = replace(state, sent_at_ms=now_ms, tries=state.tries + 1)
+        outcome = replace(outcome, state=state, report=message(state, report, settings))
+    next_ms = next_pass_ms(state, counts, now_ms, settings)
+    if asked and report.says_nothing and state.answered:
+        next_ms = min(next_ms, max(now_ms, again_ms))
+    return replace(outcome, due_at_ms=next_ms)
 
 
 def seal(outcome: Outcome, seq: int, settings: QueueSettings) -> Outcome:
@@ -280,7 +275,7 @@ def seal(outcome: Outcome, seq: int, settings: QueueSettings) -> Outcome:
     state, counts = outcome.state, outcome.counts
     groups: dict[str, GroupState] = {}
     sent: dict[str, SentGroup] = {}
-    for name, count in _listed(state, counts):
+    for name, count in listed(state, counts):
         group = state.groups[name].copy() if name in state.groups else GroupState.born(None)
         if group.keeps is not None:
             group.keeps_seq = seq
@@ -303,8 +298,8 @@ def seal(outcome: Outcome, seq: int, settings: QueueSettings) -> Outcome:
         outcome,
         state=sealed,
         wants_seq=False,
-        report=_message(sealed, report, settings),
-        due_at_ms=_due_at_ms(sealed, counts, outcome.now_ms, settings),
+        report=message(sealed, report, settings),
+        due_at_ms=next_pass_ms(sealed, counts, outcome.now_ms, settings),
     )
 
 
@@ -314,7 +309,7 @@ def _give_back(
     """Gives back what is free of ended turns, used up ceilings and idle leases. Says whether any group's reach fell."""
     fell = False
     for name, group in groups.items():
-        in_use = _count(counts, name).in_use
+        in_use = count_of(counts, name).in_use
         if group.permits > in_use and (
             group.turn_is_over(now_ms)
             or (group.claims is not None and group.claimed >= group.claims)
@@ -325,126 +320,6 @@ def _give_back(
         fell = fell or reach < group.level
         group.level = max(group.level, reach)
     return fell
-
-
-def _worth_telling(state: AccountState, counts: Mapping[str, GroupCounts]) -> bool:
-    """Whether the holder could do something with what waits now, by what it was told last and by what it gave.
-
-    A group that has as much as the account's limit, or that was last reported with a demand above it, gains nothing
-    by more demand; one that has what it asked for, while the holder names nobody as blocked, frees nothing by less.
-    """
-    if state.report is None:
-        return False
-    return _more_waits(state, state.report, counts) or _less_is_needed(state, state.report, counts)
-
-
-def _more_waits(state: AccountState, report: SentReport, counts: Mapping[str, GroupCounts]) -> bool:
-    limit = state.limit
-    room_for_more = sum(1 for group in report.groups.values() if not group.in_use) < WAITING_ONLY_GROUPS_MAX
-    for name, count in counts.items():
-        last = report.groups.get(name)
-        if not count.waiting or (last is None and not room_for_more):
-            continue
-        if last is None:
-            return True
-        if limit is not None and _permits(state, name) >= limit:
-            continue
-        rose = count.in_use + count.waiting > last.demand and (limit is None or last.demand < limit)
-        if rose or not last.waiting:
-            return True
-    return False
-
-
-def _less_is_needed(state: AccountState, report: SentReport, counts: Mapping[str, GroupCounts]) -> bool:
-    for name, last in report.groups.items():
-        group, count = state.groups[name], _count(counts, name)
-        if last.demand > group.permits or group.blocked is not None:
-            halved = last.demand and last.demand >= 2 * (count.in_use + count.waiting)
-            if halved or (last.waiting and not count.waiting):
-                return True
-    return False
-
-
-def _listed(state: AccountState, counts: Mapping[str, GroupCounts]) -> list[tuple[str, GroupCounts]]:
-    """The groups of the next report: all with permits or in use, and of those that only wait the oldest, in turn."""
-    held = [name for name, group in state.groups.items() if group.permits]
-    held += [name for name, count in counts.items() if count.in_use and name not in state.groups]
-    held += [name for name, group in state.groups.items() if not group.permits and _count(counts, name).in_use]
-    known = set(held)
-    waiting = [name for name, count in counts.items() if count.waiting and name not in known]
-    if len(waiting) > WAITING_ONLY_GROUPS_MAX:
-        waiting.sort(key=lambda name: (-counts[name].oldest_wait_ms, name))
-        start = state.rotation % len(waiting)
-        waiting = (waiting[start:] + waiting[:start])[:WAITING_ONLY_GROUPS_MAX]
-    return [(name, _count(counts, name)) for name in held + waiting]
-
-
-def _some_unlisted(report: SentReport, counts: Mapping[str, GroupCounts]) -> bool:
-    return any(count.waiting and name not in report.groups for name, count in counts.items())
-
-
-def _message(state: AccountState, report: SentReport, settings: QueueSettings) -> AccountReport:
-    return AccountReport(
-        client_id=settings.client_id,
-        incarnation=settings.incarnation,
-        account=state.account,
-        seq=report.seq,
-        ack=None if report.ack is None else Ack(epoch=report.ack[0], version=report.ack[1]),
-        groups=tuple(
-            ReportGroup(
-                group=name,
-                claimed=group.claimed,
-                released=group.released,
-                waiting=group.waiting,
-                oldest_wait_ms=group.oldest_wait_ms,
-                keeps=group.keeps,
-            )
-            for name, group in report.groups.items()
-        ),
-        declared=state.declared,
-    )
-
-
-def _repeated(outcome: Outcome, report: SentReport, settings: QueueSettings) -> Outcome:
-    """The last report once more, byte for byte: an ack never travels with counts taken before it was applied."""
-    state = replace(outcome.state, sent_at_ms=outcome.now_ms, tries=outcome.state.tries + 1)
-    return replace(
-        outcome,
-        state=state,
-        report=_message(state, report, settings),
-        due_at_ms=_due_at_ms(state, outcome.counts, outcome.now_ms, settings),
-    )
-
-
-def _repeat_at_ms(state: AccountState, counts: Mapping[str, GroupCounts], settings: QueueSettings) -> int | None:
-    """When the last report is to be repeated: while unanswered, and while something waits with no permit."""
-    if not state.answered:
-        longest_ms = settings.report_repeat_max_ms
-    elif any(count.waiting and not _permits(state, name) for name, count in counts.items()):
-        longest_ms = settings.waiting_repeat_max_ms
-    else:
-        return None
-    return state.sent_at_ms + min(longest_ms, settings.report_repeat_min_ms << min(state.tries, 30))
-
-
-def _lifetime_ms(state: AccountState, counts: Mapping[str, GroupCounts], settings: QueueSettings) -> int:
-    """How long a report stands before a new one is made though nothing happened."""
-    if any(group.permits for group in state.groups.values()) or any(count.in_use for count in counts.values()):
-        return settings.reporting_lifetime_ms // 2
-    return settings.daily_report_ms
-
-
-def _due_at_ms(state: AccountState, counts: Mapping[str, GroupCounts], now_ms: int, settings: QueueSettings) -> int:
-    due = [state.made_at_ms + _lifetime_ms(state, counts, settings)]
-    repeat_at_ms = _repeat_at_ms(state, counts, settings)
-    if repeat_at_ms is not None:
-        due.append(repeat_at_ms)
-    for name, group in state.groups.items():
-        if group.permits > _count(counts, name).in_use:
-            due.append(group.used_at_ms + settings.idle_return_ms)
-            if group.turn_until_ms is not None:
-                due.append(group.turn_until_ms)
-    return max(now_ms, min(due))
 
 
 def _blocked(state: AccountState, counts: Mapping[str, GroupCounts], now_ms: int) -> dict[str, Reason]:
@@ -468,15 +343,3 @@ def _blocked(state: AccountState, counts: Mapping[str, GroupCounts], now_ms: int
 
 def _is_empty(group: GroupState, count: GroupCounts | None) -> bool:
     return not group.permits and not group.level and (count is None or not (count.in_use or count.waiting))
-
-
-def _permits(state: AccountState, name: str) -> int:
-    group = state.groups.get(name)
-    return 0 if group is None else group.permits
-
-
-def _count(counts: Mapping[str, GroupCounts], name: str) -> GroupCounts:
-    return counts.get(name, _NO_COUNTS)
-
-
-_NO_COUNTS = GroupCounts()

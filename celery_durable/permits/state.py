@@ -14,6 +14,30 @@ Position = tuple[int, int]
 """(epoch, version): where a reply stands among all replies."""
 
 
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """Times of the client's protocol, in ms, and where each comes from (section 7)."""
+
+    client_id: str
+    incarnation: str
+    idle_return_ms: int = 20_000
+    report_repeat_min_ms: int = 1_000
+    report_repeat_max_ms: int = 30_000
+    waiting_repeat_max_ms: int = 600_000
+    reporting_lifetime_ms: int = 600_000
+    daily_report_ms: int = 86_400_000
+    waiting_count_max: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCounts:
+    """What the rows say of one group, read while the account's lock is held. ``waiting`` is capped by the shell."""
+
+    in_use: int = 0
+    waiting: int = 0
+    oldest_wait_ms: int = 0
+
+
 @dataclass(slots=True)
 class GroupState:
     """What the client was given in one group, and what it told of it."""
