@@ -43,9 +43,9 @@ class MockCluster:
     def __init__(self, brokers: int = 1) -> None:
         self._library = _library()
         reason = ctypes.create_string_buffer(512)
-        self._client = self._library.rd_kafka_new(
-            _PRODUCER, ctypes.c_void_p(self._library.rd_kafka_conf_new()), reason, ctypes.c_size_t(len(reason))
-        )
+        config = ctypes.c_void_p(self._library.rd_kafka_conf_new())
+        self._library.rd_kafka_conf_set(config, b"log_level", b"3", reason, ctypes.c_size_t(len(reason)))
+        self._client = self._library.rd_kafka_new(_PRODUCER, config, reason, ctypes.c_size_t(len(reason)))
         if not self._client:
             raise RuntimeError(reason.value.decode())
         self._cluster = ctypes.c_void_p(

@@ -14,7 +14,7 @@ from celery_durable.kafka.settings import KafkaSettings
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 10.0
+ANSWER_S = 5.0
 """How long one question to Kafka may take, in seconds."""
 _RECONNECT_MAX_MS = 1_000
 _METADATA_REFRESH_MS = 10_000

@@ -225,6 +225,8 @@ class PartitionReader:
                 consumer.incremental_assign([])
 
         def revoked(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+            # librdkafka remembers a pause across assignments: a partition that comes back would stay silent.
+            consumer.resume([p for p in partitions if p.partition in session.closed])
             self._forget(session, [p.partition for p in partitions])
             consumer.incremental_unassign(partitions)
 

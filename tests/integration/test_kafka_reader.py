@@ -179,6 +179,27 @@ def test_a_dropped_partition_is_opened_again_where_sql_says(
     assert owner.closed == [3]
 
 
+def test_a_dropped_partition_that_moves_and_comes_back_is_read(
+    settings: KafkaSettings, tables: Tables, owners: list[Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drop pauses the partition: a new assignment does not inherit the pause."""
+    owners.append(first := Owner(settings, tables, TOPIC))
+    first.join(4)
+    monkeypatch.setattr(consumer_module, "DROPPED_S", 3_600.0)
+    for partition in range(4):
+        first.reader.drop(partition)
+    owners.append(second := Owner(settings, tables, TOPIC))
+    wait_until(lambda: first.step() is not None and second.step() is not None and len(second.reader.partitions) == 2)
+    moved = second.reader.partitions
+    assert first.reader.partitions == frozenset()
+    second.reader.close()
+    first.join(2)
+    assert first.reader.partitions == moved
+    for partition in moved:
+        publish(settings, TOPIC, values(3, 10 * partition), partition=partition)
+    assert first.read_until(6) == sorted(value for partition in moved for value in values(3, 10 * partition))
+
+
 def test_on_open_that_raises_gives_no_message(settings: KafkaSettings, tables: Tables, owners: list[Owner]) -> None:
     """librdkafka assigns at its own offsets when `on_assign` raises, and delivers: nothing of that comes through."""
     publish(settings, TOPIC, values(40))

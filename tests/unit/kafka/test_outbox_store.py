@@ -30,6 +30,16 @@ def table(database: Database) -> Table:
     return table
 
 
+@pytest.fixture
+def concurrent(postgresql_url: str) -> Iterator[tuple[Database, Table]]:
+    """Where two transactions write at once, which SQLite does not have."""
+    database, metadata = Database(postgresql_url), MetaData()
+    table = outbox_table(metadata, "test_")
+    metadata.create_all(database.engine)
+    yield database, table
+    database.dispose()
+
+
 def report(key: str, body: bytes = b"1") -> Staged:
     return Staged("accounts", key, body, slot="report")
 
@@ -136,10 +146,10 @@ def test_a_failure_holds_back_its_own_row_and_backs_off(database: Database, tabl
         assert outbox.delivered(connection, table, [rows["b"]]) == 1
 
 
-def test_a_row_committed_late_is_seen(database: Database, table: Table) -> None:
+@pytest.mark.postgresql
+def test_a_row_committed_late_is_seen(concurrent: tuple[Database, Table]) -> None:
     """B12: the neighbour with the higher number was claimed and deleted before."""
-    if database.dialect == "sqlite":
-        pytest.skip("SQLite has one writer at a time: commit order is number order")
+    database, table = concurrent
     with database.transaction() as early:
         outbox.stage(early, table, [report("early")])
         stage(database, table, report("late"))
@@ -150,10 +160,10 @@ def test_a_row_committed_late_is_seen(database: Database, table: Table) -> None:
     assert [row.key for row in claim(database, table)] == ["early"]
 
 
-def test_a_row_that_is_being_replaced_is_neither_waited_for_nor_deleted(database: Database, table: Table) -> None:
+@pytest.mark.postgresql
+def test_a_row_that_is_being_replaced_is_neither_waited_for_nor_deleted(concurrent: tuple[Database, Table]) -> None:
     """A relay never waits for a pass, and cannot deadlock with one."""
-    if database.dialect == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
+    database, table = concurrent
     stage(database, table, report("a", b"1"), report("b", b"1"))
     sent = claim(database, table)
     with database.transaction() as replacing:
@@ -186,10 +196,10 @@ def test_depth_counts_the_age_from_the_first_staging(database: Database, table: 
     assert 5_000 <= age_ms < 15_000
 
 
-def test_the_due_search_uses_the_index(database: Database, table: Table) -> None:
+@pytest.mark.postgresql
+def test_the_due_search_uses_the_index(concurrent: tuple[Database, Table]) -> None:
     """A28: the relay's poll costs the same with any number of rows that are not due."""
-    if database.dialect != "postgresql":
-        pytest.skip("PostgreSQL's planner")
+    database, table = concurrent
     with database.transaction() as connection:
         outbox.stage(connection, table, [Staged("t", f"k{number}", b"", slot="s") for number in range(3_000)])
         connection.execute(update(table).values(due_at=now_ms() + 3_600_000))
