@@ -156,6 +156,8 @@ class Attempts:
     def lose(self, attempt: Attempt, ending: Ending, *, losses_max: int) -> str:
         """Counts the attempt as lost with its worker: the operation runs again, or fails beyond the policy's cap.
 
+        No repeat of it is told apart from the same by a dispatcher's recovery: it raises as what others settled.
+
         ``losses_max`` is the cap where the policy names none. Returns ``retrying``, ``failed`` or ``cancelled``.
         """
         params = {"outcome": LOST, "losses_max": losses_max, **ending.params()}
@@ -173,7 +175,7 @@ class Attempts:
         written = self._one(self._statements.written, {"id": attempt.id, "token": attempt.token})
         state, earlier = (None, None) if written is None else (written[0], written[1])
         settled_as = state or earlier
-        if outcome in {state, earlier}:
+        if outcome in {state, earlier} and outcome != LOST:
             return str(state or RETRYING)
         reason = "it is not this run's any more" if settled_as is None else f"it was settled as {settled_as} before"
         raise AlreadySettled(

@@ -12,11 +12,12 @@ from typing import Any
 
 from celery import states
 from celery.utils.log import get_logger
-from celery_durable.results import DurableBackend
 
 from celery_durable.message import RUN_HEADER
+from celery_durable.results import DurableBackend
+from celery_durable.store.schema import CANCELLED, FAILED, RETRYING, SCHEDULED, SUCCEEDED
 from celery_durable.worker import runs, settle
-from celery_durable.worker.runs import Run
+from celery_durable.worker.runs import Run, Stop
 
 logger = get_logger(__name__)
 
@@ -43,8 +44,9 @@ class SettlingBackend(DurableBackend):
         run = runs.of_request(request)
         if run is not None:
             keep = store_result and not getattr(request, "ignore_result", False)
-            after = settle.succeed(self.app, run, result, keep_result=keep)
-            if after != "succeeded":
+            state_after = settle.succeed(self.app, run, result, keep_result=keep)
+            self._end_if_cancelled(state_after, task_id, request)
+            if state_after != SUCCEEDED:
                 self._forward_retry(run, task_id, None, None, request)
                 return
         self._forward(
@@ -67,9 +69,12 @@ class SettlingBackend(DurableBackend):
         """Settles as failed; as retried, cancelled or lost where that is what ended the attempt."""
         run = runs.of_request(request)
         if run is not None:
-            after = settle.fail(self.app, run, settle.recorded(exc), traceback)
-            if after in {"retrying", "scheduled"}:
+            state_after = settle.fail(self.app, run, settle.recorded(exc), traceback)
+            self._end_if_cancelled(state_after, task_id, request)
+            if state_after in {RETRYING, SCHEDULED}:
                 self._forward_retry(run, task_id, exc, traceback, request)
+                if run.stop is not None:
+                    raise settle.AttemptOver(run.stop.value, requeue=False)
                 return
         self._forward(
             run,
@@ -92,7 +97,11 @@ class SettlingBackend(DurableBackend):
         """Settles as retried, with the message that ``self.retry()`` made."""
         run = runs.of_request(request)
         if run is not None:
-            settle.retry(self.app, run, exc, traceback)
+            state_after = settle.retry(self.app, run, exc, traceback)
+            self._end_if_cancelled(state_after, task_id, request)
+            if state_after == FAILED:
+                self.mark_as_failure(task_id, exc, traceback, request)
+                return
         self._forward_retry(run, task_id, exc, traceback, request)
 
     def mark_as_revoked(
@@ -130,6 +139,11 @@ class SettlingBackend(DurableBackend):
         target = self.forward_to
         if target is not None:
             target.process_cleanup()
+
+    def _end_if_cancelled(self, state: str, task_id: str, request: Any) -> None:
+        if state == CANCELLED:
+            self.mark_as_revoked(task_id, Stop.CANCELLED.value, request)
+            raise settle.AttemptOver(Stop.CANCELLED.value, requeue=False)
 
     def _forward_retry(self, run: Run | None, task_id: str, exc: Any, traceback: Any, request: Any) -> None:
         self._forward(

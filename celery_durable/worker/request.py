@@ -46,6 +46,8 @@ class DurableRequest(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if return_ok:
+            if isinstance(error, settle.CancelledOutcome):
+                return self._report_cancelled()
             if not isinstance(error, MemoryError):
                 return super().on_failure(exc_info, send_failed_event, return_ok)
             # Celery raises it again here, which ends the worker. The task has failed, and its row says so.
@@ -121,6 +123,12 @@ class DurableRequest(Request):
             signals.task_retry.send(sender=task, request=request, reason=Retry(exc=error), einfo=exc_info)
         finally:
             task.request_stack.pop()
+
+    def _report_cancelled(self) -> None:
+        task_ready(self)
+        self.acknowledge()
+        self.send_event("task-revoked", terminated=False, signum=None, expired=False)
+        signals.task_revoked.send(sender=self.task, request=self._context, terminated=False, signum=None, expired=False)
 
     def _report_failure(self, exc_info: Any) -> None:
         task_ready(self)

@@ -26,11 +26,19 @@ MAIN_PATIENCE_S = 5.0
 """The same in a worker's main process, which serves all its children; what fails there is recovered as lost."""
 
 
-class AttemptRefused(Reject):
-    """This attempt's outcome was not recorded, since the operation is no longer its own.
+class AttemptOver(Reject):
+    """Ends Celery's tracer without the outcome that it was about to report: the attempt was stopped.
 
-    A ``Reject``, since Celery's tracer takes any other exception of a backend for the task's failure.
+    A ``Reject``, since the tracer takes any other exception of a backend for the task's failure.
     """
+
+
+class AttemptRefused(AttemptOver):
+    """This attempt's outcome was not recorded, since the operation is no longer its own."""
+
+
+class CancelledOutcome(Ignore):
+    """What the main process is told of an attempt that was cancelled while it ran."""
 
 
 def succeed(app: Any, run: Run, value: Any, *, keep_result: bool) -> str:

@@ -15,11 +15,12 @@ from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry, WorkerLostError, WorkerShutdown, WorkerTerminate
 from celery.utils.log import get_logger
 
+from celery_durable.store.schema import CANCELLED, RETRYING, SCHEDULED
 from celery_durable.worker import runs, settle
 from celery_durable.worker.abort import enter_body, leave_body
 from celery_durable.worker.context import context_of
 from celery_durable.worker.runs import Run
-from celery_durable.worker.settle import AttemptRefused
+from celery_durable.worker.settle import AttemptOver, CancelledOutcome
 from celery_durable.worker.start import NotStarted, start
 
 logger = get_logger(__name__)
@@ -79,7 +80,13 @@ class TracedAttempt:
             settle.rest(self._task.app, run, state, retval)
         except Exception as error:  # noqa: BLE001 - not recorded: another attempt owns it, or it is recovered as lost
             return _outcome(states.IGNORED, Ignore(str(error)))
-        return _outcome(states.IGNORED, Ignore(str(retval))) if isinstance(retval, AttemptRefused) else outcome
+        if not isinstance(retval, AttemptOver):
+            return outcome
+        if run.state == CANCELLED:
+            return _outcome(states.IGNORED, CancelledOutcome(str(retval)))
+        if run.state in {RETRYING, SCHEDULED}:
+            return _outcome(states.RETRY, Retry(exc=WorkerLostError(str(retval))))
+        return _outcome(states.IGNORED, Ignore(str(retval)))
 
     def _exited(self, run: Run, error: BaseException) -> Any:
         leave_body(run)

@@ -47,7 +47,7 @@ def until(path: str, deadline_s: float = 30) -> None:
         time.sleep(0.01)
 
 
-def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> Celery:  # noqa: C901 - many small tasks
+def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> Celery:
     """The app under test."""
     app = Celery("worker-app", set_as_current=False)
     app.conf.update(celery, durable=durable, broker_connection_retry_on_startup=True)

@@ -134,17 +134,27 @@ def test_failure_leaves_a_row_of_history(rows: Rows) -> None:
 def test_a_settle_may_be_repeated(rows: Rows) -> None:
     """C14: an answer that was lost is asked for again: nothing is written twice, and it is no refusal."""
     attempts = rows.attempts
-    first, second, third, fourth = (rows.admit(account="acme") for _ in range(4))
-    for operation_id in (first, second, third, fourth):
+    first, second, third = (rows.admit(account="acme") for _ in range(3))
+    for operation_id in (first, second, third):
         start(rows, operation_id)
     for _ in range(2):
         assert attempts.succeed(attempt(first), DONE) == "succeeded"
         assert attempts.fail(attempt(second), BROKEN) == "failed"
         assert attempts.retry(attempt(third), message(third), BROKEN, requeue=False) == "retrying"
-        assert attempts.lose(attempt(fourth), BROKEN, losses_max=3) == "retrying"
-    assert [len(rows.history(each)) for each in (first, second, third, fourth)] == [0, 1, 1, 1]
+    assert [len(rows.history(each)) for each in (first, second, third)] == [0, 1, 1]
     assert rows.wakes() == ["acme", "acme"]
-    assert (rows.row(third).attempt, rows.row(fourth).worker_losses) == (2, 1)
+    assert rows.row(third).attempt == 2
+
+
+def test_a_loss_is_counted_once(rows: Rows) -> None:
+    """A23: by the worker or by a dispatcher, whoever comes first."""
+    operation_id = rows.admit(account="acme")
+    start(rows, operation_id)
+    assert rows.attempts.lose(attempt(operation_id), BROKEN, losses_max=3) == "retrying"
+    with pytest.raises(AlreadySettled) as refused:
+        rows.attempts.lose(attempt(operation_id), BROKEN, losses_max=3)
+    assert refused.value.settled_as == "lost"
+    assert (rows.row(operation_id).worker_losses, len(rows.history(operation_id)), rows.wakes()) == (1, 1, [])
 
 
 def test_a_settle_is_refused_to_a_token_that_is_gone(rows: Rows) -> None:

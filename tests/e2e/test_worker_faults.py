@@ -1,0 +1,200 @@
+"""Workers that are killed, frozen or cut off from their database: what the operation's row says afterwards."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_durable import spool
+from tests.e2e.worker_rig import HEARTBEAT_TIMEOUT_S, Rig
+from tests.harness import wait_until
+from tests.services import PostgreSQL
+
+pytestmark = pytest.mark.processes
+
+MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture
+def make_rig(tmp_path: Path) -> Iterator[MakeRig]:
+    """Makes a rig on SQLite and a folder as the broker, unless told otherwise; closes it at the end."""
+    with ExitStack() as stack:
+
+        def make(pool: str, url: str = "", **durable: Any) -> Rig:
+            url = url or f"sqlite:///{tmp_path / 'db.sqlite3'}"
+            rig = Rig(tmp_path, url, {"broker_url": spool.url(tmp_path / "broker")}, pool=pool, **durable)
+            stack.callback(rig.close)
+            stack.callback(lambda: print(rig.logs()))
+            return rig
+
+        yield make
+
+
+def test_killed_after_settle_before_acknowledge(make_rig: MakeRig) -> None:
+    """C2: the message comes again, cannot start what has ended, and is acknowledged; the result stays."""
+    rig = make_rig("prefork")
+    rig.dispatch()
+    worker = rig.worker(concurrency=1)
+    flag = rig.flag("linger")
+    operation_id = rig.call("linger", str(flag))
+    wait_until(lambda: rig.records(operation_id, "settled"), what="settle")
+    row = rig.row(operation_id)
+    assert row.state == "succeeded"
+    worker.kill()
+    rig.publish(operation_id)
+    rig.worker(concurrency=1)
+    wait_until(lambda: rig.log_has(f"linger[{operation_id}] not started"), what="the copy's refusal")
+    assert rig.row(operation_id) == row
+    assert rig.runs(operation_id) == 1
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_frozen_beyond_its_time(make_rig: MakeRig, pool: str) -> None:
+    """C3: a worker that was stopped past ``alive_until`` stops its attempt when it continues, and settles nothing."""
+    rig = make_rig(pool)
+    rig.dispatch()
+    frozen = rig.worker(concurrency=1)
+    flag = rig.flag("go")
+    operation_id = rig.call("wait", str(flag))
+    rig.started(operation_id)
+    frozen.freeze()
+    wait_until(lambda: rig.history(operation_id) == ["lost"], what="loss of the first attempt")
+    rig.worker(concurrency=1)
+    rig.started(operation_id, 2)
+    frozen.thaw()
+    wait_until(lambda: rig.log_has(f"Settle of operation {operation_id} refused"), what="refusal of the first attempt")
+    assert rig.row(operation_id).state == "running"
+    flag.touch()
+    row = rig.ended(operation_id)
+    assert (row.state, row.attempt, rig.history(operation_id), rig.runs(operation_id)) == ("succeeded", 2, ["lost"], 2)
+    assert rig.result(operation_id).get(timeout=1) == "waited"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_body_that_holds_the_gil(make_rig: MakeRig, pool: str) -> None:
+    """C26: no heartbeat can run beside it: its attempt is lost, counted and capped, and its settle refused."""
+    rig = make_rig(pool)
+    rig.dispatch()
+    rig.worker(concurrency=1)
+    operation_id = rig.call("hold_gil", HEARTBEAT_TIMEOUT_S * 2)
+    row = rig.ended(operation_id)
+    assert (row.state, row.worker_losses, rig.history(operation_id)) == ("failed", 1, ["lost"])
+    wait_until(lambda: rig.log_has(f"Settle of operation {operation_id} refused"), what="refusal")
+    assert rig.row(operation_id) == row
+    assert rig.result(rig.call("add", 1, 2)).get(timeout=30) == 3
+
+
+def test_a_killed_worker(make_rig: MakeRig) -> None:
+    """C1: main process and children killed: run again by another worker once the heartbeats are overdue."""
+    rig = make_rig("prefork")
+    rig.dispatch()
+    worker = rig.worker(concurrency=1)
+    flag = rig.flag("go")
+    operation_id = rig.call("wait", str(flag))
+    rig.started(operation_id)
+    worker.kill()
+    rig.worker(concurrency=1)
+    rig.started(operation_id, 2)
+    flag.touch()
+    assert (rig.ended(operation_id).state, rig.history(operation_id)) == ("succeeded", ["lost"])
+
+
+@pytest.mark.parametrize("away_s", [0.2, 3.0])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.postgresql
+def test_database_away(make_rig: MakeRig, own_postgresql: PostgreSQL, pool: str, away_s: float) -> None:
+    """C14, C25: PostgreSQL killed at start, settle and retry: everything is recorded as it was, once."""
+    with own_postgresql.new_database() as url:
+        rig = make_rig(pool, url, heartbeat_timeout_s=20.0, heartbeat_interval_s=1.0)
+        rig.dispatch()
+        worker = rig.worker(concurrency=4)
+        flag = rig.flag("go")
+        settling = rig.call("wait", str(flag))
+        retrying = rig.call("wait_and_retry", str(flag))
+        rig.started(settling)
+        rig.started(retrying)
+        worker.freeze()
+        starting = rig.call("add", 1, 2)
+        wait_until(lambda: rig.row(starting).sends, what="delivery")
+        own_postgresql.kill()
+        worker.thaw()
+        flag.touch()
+        wait_until(lambda: rig.log_has(f"Settle of operation {settling}: "), what="a failed try")
+        time.sleep(away_s)  # the fault itself
+        own_postgresql.start()
+        assert rig.result(settling).get(timeout=30) == "waited"
+        assert rig.result(retrying).get(timeout=30) == 1
+        assert rig.result(starting).get(timeout=30) == 3
+        assert (rig.history(settling), rig.runs(settling)) == ([], 1)
+        assert (rig.history(retrying), rig.runs(retrying)) == (["retried"], 2)
+        assert (rig.history(starting), rig.runs(starting)) == ([], 1)
+        for operation_id in (settling, retrying, starting):
+            assert rig.row(operation_id).worker_losses == 0
+        rig.close()
+
+
+def test_sqlite_locked(make_rig: MakeRig) -> None:
+    """C25: another process holds SQLite's write lock for 3 s: what finished is not a failure."""
+    rig = make_rig("prefork")
+    rig.dispatch()
+    rig.worker(concurrency=2)
+    flag = rig.flag("go")
+    operation_id = rig.call("wait", str(flag))
+    rig.started(operation_id)
+    lock = sqlite3.connect(rig.runtime.database.url.database or "", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    flag.touch()
+    time.sleep(3)  # the fault itself
+    lock.execute("COMMIT")
+    lock.close()
+    row = rig.ended(operation_id)
+    assert row.state == "succeeded"
+    assert rig.runs(operation_id) - 1 == row.worker_losses == len(rig.history(operation_id))
+
+
+def test_cut_off_from_the_database_it_stops_in_time(make_rig: MakeRig) -> None:
+    """Section 6: an attempt that cannot renew its life stops by its own clock, before that is over."""
+    rig = make_rig("prefork")
+    rig.dispatch()
+    rig.worker(concurrency=1)
+    operation_id = rig.call("sleep", 60)
+    rig.started(operation_id)
+    alive_until = rig.row(operation_id).alive_until
+    lock = sqlite3.connect(rig.runtime.database.url.database or "", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    released = threading.Event()
+    try:
+        wait_until(lambda: rig.records(operation_id, "stopped"), 10, what="stop")
+        assert rig.row(operation_id).alive_until >= alive_until
+        assert rig.row(operation_id).alive_until > time.time() * 1000 - 200
+    finally:
+        lock.execute("COMMIT")
+        lock.close()
+        released.set()
+    rig.started(operation_id, 2)
+    assert rig.history(operation_id) == ["lost"]
+    assert rig.row(operation_id).worker_losses == 1
+
+
+def test_a_warm_shutdown_finishes_what_runs(make_rig: MakeRig) -> None:
+    """C9: SIGTERM: the running attempt settles; what was prefetched is not failed, and runs in the next worker."""
+    rig = make_rig("prefork")
+    rig.dispatch()
+    worker = rig.worker(concurrency=1)
+    flag = rig.flag("go")
+    first, second = rig.call("wait", str(flag)), rig.call("late", 2)
+    rig.started(first)
+    wait_until(lambda: rig.row(second).sends, what="delivery of the second")
+    threading.Timer(1.0, flag.touch).start()
+    assert worker.terminate(30) == 0
+    assert rig.row(first).state == "succeeded"
+    rig.worker(concurrency=1)
+    assert rig.result(second).get(timeout=30) == 2
+    assert (rig.runs(first), rig.runs(second), rig.history(second)) == (1, 1, [])
