@@ -28,7 +28,8 @@ class KafkaSettings(BaseModel):
         default=10_000,
         ge=1_000,
         le=300_000,
-        description="A consumer that is silent this long loses its partitions.",
+        description="A consumer that is silent this long loses its partitions. With the group protocol consumer "
+        "the broker's group.consumer.session.timeout.ms (45 s by default) counts instead.",
     )
     kafka_max_poll_interval_ms: int = Field(
         default=60_000,

@@ -41,6 +41,7 @@ _SETTINGS = {
     "group.min.session.timeout.ms": "1000",
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "300",
+    "group.consumer.heartbeat.interval.ms": "500",
     "auto.create.topics.enable": "false",
     # A broker that was killed registers again only when the session of its former life is over.
     "broker.session.timeout.ms": "3000",
