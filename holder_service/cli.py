@@ -143,7 +143,9 @@ def _print_table(found: Iterable[Usage]) -> None:
     for name in ("in use", "waiting", "footprint"):
         table.add_column(name, justify="right")
     table.add_column("remarks")
+    empty = True
     for usage in found:
+        empty = False
         remarks = "paused" if usage.paused else ""
         counts = (str(usage.in_use), str(usage.waiting), str(usage.footprint))
         table.add_row(_plain(usage.account), str(usage.limit), _plain(usage.source), *counts, remarks, style="bold")
@@ -151,7 +153,10 @@ def _print_table(found: Iterable[Usage]) -> None:
             counts = (str(client.in_use), str(client.waiting), str(client.footprint))
             waits = "has not acknowledged the epoch" if client.must_acknowledge else ""
             table.add_row(_plain(f"  {client.client_id}"), "", "", *counts, waits)
-    Console().print(table)
+    if empty:
+        click.echo("no account has anything in use or waiting")
+    else:
+        Console().print(table)
 
 
 def _plain(text: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from celery_durable.errors import DurableError
 from celery_durable.kafka.client import ANSWER_S, make_admin, make_consumer, topic_id
 from celery_durable.kafka.settings import KafkaSettings
 
@@ -47,27 +48,49 @@ class TopicView:
         return bool(read) and (self.messages == 0 or any(extent.foreign for extent in read))
 
 
+class KafkaUnavailable(DurableError):
+    """Kafka does not answer. It may be back later, so a holder that runs asks again."""
+
+
 def view(settings: KafkaSettings, topic: str, group_id: str) -> TopicView:
-    """Looks at ``topic`` without joining ``group_id``. Raises :class:`KafkaException` when Kafka does not answer."""
-    consumer = make_consumer(settings, group_id)
+    """Looks at ``topic`` without joining ``group_id``.
+
+    :raises KafkaUnavailable: no broker answers.
+    :raises KafkaException: a broker answered with an error.
+    """
     try:
         identity = topic_id(make_admin(settings), topic)
-        metadata = consumer.list_topics(topic, timeout=ANSWER_S).topics.get(topic)
-        numbers = [] if metadata is None else sorted(metadata.partitions)
-        if identity is None or not numbers:
-            return TopicView(topic, identity or "", {})
-        # The group's offsets first: what is committed later is in the partition's extent for certain.
-        answers = consumer.committed([TopicPartition(topic, number) for number in numbers], timeout=ANSWER_S)
-        extents = {}
-        for answer in answers:
-            if answer.error is not None:
-                raise KafkaException(answer.error)
-            partition = TopicPartition(topic, answer.partition)
-            low, high = consumer.get_watermark_offsets(partition, timeout=ANSWER_S)
-            committed = answer.offset if answer.offset >= 0 else None
-            # The reader writes the topic's ID beside the offset that it commits.
-            foreign = committed is not None and (committed > high or (answer.metadata or identity) != identity)
-            extents[answer.partition] = Extent(low, high, committed, foreign)
-        return TopicView(topic, identity, extents)
+    except KafkaException as error:
+        if error.args[0].code() not in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
+            raise
+        raise KafkaUnavailable(
+            f"kafka_bootstrap_servers = {settings.kafka_bootstrap_servers!r}: Kafka does not answer "
+            f"({error.args[0].str()}); start it or correct the addresses"
+        ) from None
+    if identity is None:
+        return TopicView(topic, "", {})
+    # Nobody polls this consumer, so what it logs would come in one heap as it closes.
+    consumer = make_consumer(settings, group_id, log_level=0)
+    try:
+        return TopicView(topic, identity, _extents(consumer, topic, identity))
     finally:
         consumer.close()
+
+
+def _extents(consumer: Consumer, topic: str, identity: str) -> dict[int, Extent]:
+    metadata = consumer.list_topics(topic, timeout=ANSWER_S).topics.get(topic)
+    numbers = [] if metadata is None else sorted(metadata.partitions)
+    if not numbers:
+        return {}
+    # The group's offsets first: what is committed later is in the partition's extent for certain.
+    answers = consumer.committed([TopicPartition(topic, number) for number in numbers], timeout=ANSWER_S)
+    extents = {}
+    for answer in answers:
+        if answer.error is not None:
+            raise KafkaException(answer.error)
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, answer.partition), timeout=ANSWER_S)
+        committed = answer.offset if answer.offset >= 0 else None
+        # The reader writes the topic's ID beside the offset that it commits.
+        foreign = committed is not None and (committed > high or (answer.metadata or identity) != identity)
+        extents[answer.partition] = Extent(low, high, committed, foreign)
+    return extents

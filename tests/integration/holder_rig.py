@@ -295,10 +295,10 @@ class Client:
         """Sends a command."""
         self.send(command.account, command.to_bytes())
 
-    def send(self, key: str | bytes, body: bytes, partition: int | None = None) -> None:
-        """Sends any bytes to the accounts topic, and waits for Kafka's answer."""
+    def send(self, key: str | bytes, body: bytes, partition: int | None = None, topic: str | None = None) -> None:
+        """Sends any bytes to the accounts topic, or another, and waits for Kafka's answer."""
         where = {} if partition is None else {"partition": partition}
-        self._producer.produce(self._topic, key=key, value=body, **where)
+        self._producer.produce(topic or self._topic, key=key, value=body, **where)
         assert self._producer.flush(10) == 0
 
     def pump(self) -> list[AccountReply]:

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
-from celery_durable.permits.messages import SetLimit
+from celery_durable.permits.messages import LimitMirror, SetLimit
 from holder_service import commands, ledger, life, store
 from holder_service.commands import CommandRefused
 from holder_service.life import Life
@@ -243,6 +243,23 @@ def test_of_instances_that_find_the_database_lost_one_rebuilds(rig: Rig, caplog:
                 thread.join(30)
     assert sum("rebuilt in" in record.message for record in caplog.records) == 1
     assert present_life(rig).phase == "ready"
+
+
+def test_limits_come_back_from_their_own_topic(rig: Rig) -> None:
+    """Design, section 8: commands older than the accounts topic are in the mirror, which a rebuild reads first."""
+    client = rig.client("billing")
+    mirrors = [LimitMirror(account="acme", limit=9), LimitMirror(account="acme", limit=2, seqs={"ops/SetLimit": 7})]
+    client.send("acme", mirrors[0].to_bytes(), topic=rig.settings.limits_topic)
+    client.send("acme", b"unreadable", topic=rig.settings.limits_topic)
+    client.send("acme", mirrors[1].to_bytes(), topic=rig.settings.limits_topic)
+    client.report("acme", waiting=5)
+    holder = rig.holder().serving()
+    client.command(SetLimit(client_id="ops", account="acme", seq=6, limit=8))
+    for _ in range(2):
+        holder.until(lambda: client.try_to_claim("acme"), "a permit")
+    usage = rig.usage("acme")
+    assert usage is not None
+    assert usage.limit == 2, "and an older copy of the command stays ignored"
 
 
 def test_an_acknowledged_epoch_is_never_reached_again(rig: Rig) -> None:
