@@ -22,6 +22,7 @@ from celery_durable import limits
 from celery_durable.kafka.embedded import EmbeddedBroker
 from celery_durable.runtime import runtime_of
 from celery_durable.store import outbox
+from celery_durable.store.migrate import migrate
 from celery_durable.supervisor import Supervisor
 from examples.api_calls import progress
 from examples.api_calls.api import Witness, serve
@@ -71,6 +72,7 @@ class Demo:
             self._start(supervisor, screen)
             self._enqueue(screen)
             in_time = self._watch(supervisor, screen)
+            screen.say("all calls have ended; the holder hears of it" if in_time else "stopped waiting")
             held = self._held_at_holder()
         checks = judge(self._jobs, self._apps, self._witness, held)
         checks.append(Check(in_time, f"it ended within {self._limit_s:.0f} s"))
@@ -87,13 +89,12 @@ class Demo:
         screen.say(
             "starting: Kafka (embedded), the API, a holder, and two services with a worker and a dispatcher each"
         )
+        self._apps = {name: import_module(f"examples.api_calls.{name}").app for name in SERVICES}
+        for app in self._apps.values():
+            migrate(runtime_of(app).database, runtime_of(app).tables)
         holder = [sys.executable, "-m", "holder_service.cli"]
-        for name, command in {
-            "holder": [*holder, "migrate"],
-            **{name: [*_celery(name), "durable", "migrate"] for name in SERVICES},
-        }.items():
-            if supervisor.run(command, name=name) != 0:
-                raise SystemExit(f"{' '.join(command)} failed")
+        if supervisor.run([*holder, "migrate"], name="holder") != 0:
+            raise SystemExit("holder-service migrate failed")
         supervisor.start("holder", [*holder, "run"])
         for name in SERVICES:
             supervisor.start(f"{name} dispatcher", [*_celery(name), "durable", "dispatcher"])
@@ -101,7 +102,6 @@ class Demo:
             supervisor.start(f"{name} worker", [*_celery(name), *worker, "--loglevel", "INFO"])
 
     def _enqueue(self, screen: Screen) -> None:
-        self._apps = {name: import_module(f"examples.api_calls.{name}").app for name in SERVICES}
         self._limit_workflows()
         for name, app in self._apps.items():
             mine = [job for job in self._jobs if job.service == name]

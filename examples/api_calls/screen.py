@@ -71,10 +71,11 @@ class LiveScreen:
     """A table that is redrawn in place, with the last events below it."""
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._started = time.monotonic()
         self._events: deque[Text] = deque(maxlen=EVENTS_SHOWN)
         self._table: Table | Text = Text("")
-        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._render)
+        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -82,6 +83,7 @@ class LiveScreen:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+        self._console.print(*self._events, sep="\n")
 
     def say(self, text: str) -> None:
         """Adds the event to the list."""
