@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from celery_durable.kafka.consumer import Received
 from celery_durable.kafka.dead_letters import dead_letter, why_unreadable
+from celery_durable.kafka.received import Received
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.permits.messages import AccountReport, Command, read_account_message
 from celery_durable.store.outbox import Staged

@@ -18,7 +18,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from celery_durable.kafka.consumer import read_to_end
+from celery_durable.kafka.received import read_to_end
 from celery_durable.permits.messages import AccountReport, LimitMirror, read_limit_mirror
 from celery_durable.store import counters, offsets, outbox
 from celery_durable.store.database import Database

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,7 @@ from confluent_kafka.admin import AdminClient
 
 from celery_durable.kafka import client
 from celery_durable.kafka.opening import Opening, Witness, open_partition
+from celery_durable.kafka.received import Received, place, received
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.kafka.throttle import Throttled
 from celery_durable.store.offsets import Position
@@ -37,19 +38,6 @@ DROPPED_S = 0.2
 """How long a dropped partition rests before it is opened again, in seconds."""
 TOPIC_CHECK_S = 10.0
 """How often the topic's ID is looked at while reading, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """One message, as it came."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +306,7 @@ class PartitionReader:
         first = session.consumer.poll(timeout_s)
         if first is None:
             return []
-        partition, _ = _place(first)
+        partition, _ = place(first)
         opened = session.open.get(partition)
         more = session.consumer.consume(limit - 1, 0) if limit > 1 else []
         taken: dict[int, list[Received]] = {}
@@ -337,7 +325,7 @@ class PartitionReader:
         if error is not None:
             self._on_message_error(session, error)
             return
-        partition, offset = _place(message)
+        partition, offset = place(message)
         opened = session.open.get(partition)
         if opened is None or offset < opened.next_offset:
             return
@@ -348,7 +336,7 @@ class PartitionReader:
             return
         opened.next_offset = offset + 1
         opened.fresh = False
-        taken.setdefault(partition, []).append(_received(message))
+        taken.setdefault(partition, []).append(received(message))
 
     def _position(self, session: _Session, partition: int) -> Position:
         return Position(self._topic, partition, session.topic_id, session.open[partition].next_offset)
@@ -388,43 +376,6 @@ class PartitionReader:
             self._check = self._admin.describe_topics(topics, request_timeout=client.ANSWER_S)[self._topic]
 
 
-def read_to_end(settings: KafkaSettings, topic: str, *, deadline_s: float) -> Iterator[Received]:
-    """Every message of the topic from its start to the end that it has now, without a group (the limits mirror).
-
-    A topic that does not exist has none. Raises :class:`TimeoutError` after ``deadline_s`` seconds.
-    """
-    deadline = time.monotonic() + deadline_s
-    consumer = client.make_consumer(settings, "celery-durable-read", **{"enable.partition.eof": True})
-    try:
-        found = consumer.list_topics(topic, timeout=client.ANSWER_S).topics[topic]
-        if found.error is not None and found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise KafkaException(found.error)
-        ends = {
-            partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=client.ANSWER_S)
-            for partition in sorted(found.partitions)
-        }
-        unread = {partition for partition, (low, high) in ends.items() if low < high}
-        consumer.assign([TopicPartition(topic, partition, ends[partition][0]) for partition in unread])
-        while unread:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{topic}: not read to its end within {deadline_s} s")
-            message = consumer.poll(0.2)
-            if message is None:
-                continue
-            error, (partition, offset) = message.error(), _place(message)
-            if error is None:
-                if offset < ends[partition][1]:
-                    yield _received(message)
-                if offset + 1 >= ends[partition][1]:
-                    unread.discard(partition)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                unread.discard(partition)
-            elif not error.retriable():
-                raise KafkaException(error)
-    finally:
-        consumer.close()
-
-
 def witnesses(consumer: Consumer, topic: str, partitions: Iterable[int], topic_id: str) -> dict[int, Witness]:
     """The committed offsets of the consumer's group. One without a topic's ID is taken to be of ``topic_id``.
 
@@ -440,34 +391,6 @@ def witnesses(consumer: Consumer, topic: str, partitions: Iterable[int], topic_i
 def _witness(position: Position) -> TopicPartition:
     """The offset to commit to Kafka. Its metadata is the topic's ID, since an offset means nothing without it."""
     return TopicPartition(position.topic, position.partition, position.next_offset, position.topic_id)
-
-
-def _place(message: Message) -> tuple[int, int]:
-    """(partition, offset); -1 where an error has none."""
-    partition, offset = message.partition(), message.offset()
-    return -1 if partition is None else partition, -1 if offset is None else offset
-
-
-def _received(message: Message) -> Received:
-    partition, offset = _place(message)
-    return Received(
-        topic=message.topic() or "",
-        partition=partition,
-        offset=offset,
-        key=_bytes(message.key()),
-        value=_bytes(message.value()),
-        headers=tuple((name, _bytes(value)) for name, value in _headers(message)),
-        timestamp_ms=message.timestamp()[1],
-    )
-
-
-def _headers(message: Message) -> Iterable[tuple[str, str | bytes | None]]:
-    headers = message.headers() or ()
-    return headers.items() if isinstance(headers, dict) else headers
-
-
-def _bytes(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
 
 
 def _log_opening(topic: str, opening: Opening) -> None:

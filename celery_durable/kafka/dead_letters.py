@@ -6,7 +6,7 @@ import logging
 
 from pydantic import ValidationError
 
-from celery_durable.kafka.consumer import Received
+from celery_durable.kafka.received import Received
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.store.outbox import Staged
 

@@ -11,7 +11,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from celery_durable.kafka import consumer as consumer_module
 from celery_durable.kafka.client import consumer_config
-from celery_durable.kafka.consumer import PartitionReader, read_to_end
+from celery_durable.kafka.consumer import PartitionReader
+from celery_durable.kafka.received import read_to_end
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.store import offsets
 from celery_durable.store.offsets import Position
@@ -321,13 +322,13 @@ def test_a_gap_is_looked_at_once(
     owner.join(4)
     publish(classic, TOPIC, values(3), partition=1)
     owner.read_until(3)
-    place = consumer_module._place
+    place = consumer_module.place
 
     def jumping(message: object) -> tuple[int, int]:
         partition, offset = place(message)  # type: ignore[arg-type]
         return partition, offset + 5 if partition == 1 and offset >= 3 else offset
 
-    monkeypatch.setattr(consumer_module, "_place", jumping)
+    monkeypatch.setattr(consumer_module, "place", jumping)
     publish(classic, TOPIC, values(2, 3), partition=1)
     wait_until(lambda: owner.step() is not None and len(owner.openings) >= 8, what="a second opening")
     assert owner.read_until(5) == values(5)

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from sqlalchemy import update
 
-from celery_durable.kafka.consumer import Received, read_to_end
+from celery_durable.kafka.received import Received, read_to_end
 from celery_durable.kafka.relay import Relay
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.scheduling.loop import Loop

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable.kafka.consumer import Received
+from celery_durable.kafka.received import Received
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.permits.messages import AccountReport, Pause
 from holder_service import inbox

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from celery_durable.kafka.consumer import Received
 from celery_durable.kafka.dead_letters import BODY_BYTES_MAX, dead_letter, why_unreadable
+from celery_durable.kafka.received import Received
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.permits.messages import read_reply
 
