@@ -91,8 +91,8 @@ class SettlingBackend(DurableBackend):
         exc: Any,
         traceback: Any = None,
         request: Any = None,
-        store_result: bool = True,
-        state: str = states.RETRY,
+        store_result: bool = True,  # noqa: ARG002 - Celery's signature; it stores retries whatever this says
+        state: str = states.RETRY,  # noqa: ARG002
     ) -> None:
         """Settles as retried, with the message that ``self.retry()`` made."""
         run = runs.of_request(request)

@@ -46,12 +46,7 @@ class DurableRequest(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if return_ok:
-            if isinstance(error, settle.CancelledOutcome):
-                return self._report_cancelled()
-            if not isinstance(error, MemoryError):
-                return super().on_failure(exc_info, send_failed_event, return_ok)
-            # Celery raises it again here, which ends the worker. The task has failed, and its row says so.
-            return self._report_failure(exc_info)
+            return self._on_traced(exc_info, error, send_failed_event)
         if attempt_of(self._request_dict) is None:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         state = self._settle(error)
@@ -60,6 +55,15 @@ class DurableRequest(Request):
         if state == "succeeded":
             return self._report_success()
         return self._report_retry(exc_info, error)
+
+    def _on_traced(self, exc_info: Any, error: BaseException, send_failed_event: bool) -> Any:
+        """The child reported an end that it has settled."""
+        if isinstance(error, settle.CancelledOutcome):
+            return self._report_cancelled()
+        if isinstance(error, MemoryError):
+            # Celery raises it again here, which ends the worker. The task has failed, and its row says so.
+            return self._report_failure(exc_info)
+        return super().on_failure(exc_info, send_failed_event, True)
 
     def _settle(self, error: BaseException) -> str | None:
         """Settles an attempt whose process is gone, or is ended here. Returns the state, as far as it is known."""

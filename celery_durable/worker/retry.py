@@ -26,8 +26,8 @@ def is_retry(task: Task, operation_id: str | None, retries: int) -> bool:
 def stage_retry(task: Task, captured: CapturedMessage) -> None:
     """Keeps the retry of the attempt that runs now until the attempt settles. No SQL.
 
-    :raises EnqueueError: ``task`` runs no attempt of this operation now. (Celery turns what is raised here, or where the
-        message is made, an invalid delay for one, into a terminal failure: case C12.)
+    :raises EnqueueError: ``task`` runs no attempt of this operation now. (Celery turns what is raised here, or where
+        the message is made, an invalid delay for one, into a terminal failure: case C12.)
     """
     run = runs.of_request(task.request)
     if run is None or run.attempt.id != captured.id:

@@ -27,7 +27,7 @@ class WorkerSeam:
         super().__init_subclass__(**kwargs)
         backend = cls.__dict__.get("backend")
         if backend is not None and not isinstance(backend, property):
-            cls._backend = backend  # type: ignore[attr-defined]
+            cls._backend = backend
             del cls.backend
 
     @property

@@ -1,0 +1,149 @@
+"""What a task class takes from the seam, without a worker."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from celery import Celery
+from celery.backends.base import DisabledBackend
+from sqlalchemy import func, select
+from sqlalchemy.exc import OperationalError
+
+from celery_durable import DurableTask
+from celery_durable.errors import EnqueueError
+from celery_durable.runtime import runtime_of
+from celery_durable.store.database import Database
+from celery_durable.worker import runs
+from celery_durable.worker.retry import is_retry, stage_retry
+from celery_durable.worker.runs import Run
+from celery_durable.worker.transient import is_transient, persist
+from tests.unit.worker.rows import attempt, message
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Celery]:
+    app = Celery("seam", set_as_current=False)
+    durable = {"client_id": "seam", "database_url": f"sqlite:///{tmp_path / 'db.sqlite3'}"}
+    app.conf.update(durable={**durable, "kafka_bootstrap_servers": "127.0.0.1:1"}, broker_url="memory://")
+    runtime = runtime_of(app)
+    runtime.tables.metadata.create_all(runtime.database.engine)
+    yield app
+    runtime.database.dispose()
+
+
+def make_task(app: Celery, **options: Any) -> Any:
+    """A durable task that retries once."""
+
+    @app.task(base=DurableTask, bind=True, shared=False, max_retries=3, **options)
+    def twice(self: Any, x: int) -> int:
+        if self.request.retries == 0 and not self.request.called_directly:
+            raise self.retry(countdown=0)
+        return x * 2
+
+    return twice
+
+
+def rows(app: Celery) -> int:
+    """How many operations there are."""
+    runtime = runtime_of(app)
+    with runtime.database.reading() as connection:
+        return int(connection.execute(select(func.count()).select_from(runtime.tables.operations)).scalar_one())
+
+
+def test_eager_and_direct_calls_write_no_rows(app: Celery) -> None:
+    """D7: with retries too."""
+    task = make_task(app)
+    assert task(4) == 8
+    assert task.apply((4,)).get() == 8
+    app.conf.task_always_eager = True
+    assert task.delay(4).get() == 8
+    assert rows(app) == 0
+
+
+def test_the_decorators_backend_is_where_to_forward_to(app: Celery) -> None:
+    """It would shadow the property, and with it every settle."""
+    target = DisabledBackend(app)
+    task = make_task(app, backend=target)
+    assert task.backend.forward_to is target
+    assert type(task.backend).__name__ == "SettlingBackend"
+
+
+def test_nothing_is_forwarded_to_a_backend_of_its_own_kind(app: Celery) -> None:
+    app.conf.result_backend = "durable://"
+    assert make_task(app).backend.forward_to is None
+
+
+def test_every_tracer_of_celery_is_wrapped(app: Celery) -> None:
+    task = make_task(app)
+    assert task.__trace__ is None
+    task.__trace__ = lambda *_: None
+    assert type(task.__trace__).__name__ == "TracedAttempt"
+    task.__trace__ = None
+    assert task.__trace__ is None
+
+
+def test_a_retry_is_staged_by_its_own_attempt_alone(app: Celery) -> None:
+    task = make_task(app)
+    run = Run(attempt("op"), in_child=False, retries=1, timeout_s=1, requeue_after_s=1)
+    assert not is_retry(task, "op", 2)
+    with pytest.raises(EnqueueError, match="not the attempt that runs now"):
+        stage_retry(task, message("op"))
+    runs.add(run)
+    task.push_request(id="op", durable_run={"token": "token", "pid": 0})
+    try:
+        assert is_retry(task, "op", 2)
+        assert not is_retry(task, "op", 1)
+        assert not is_retry(task, "other", 2)
+        with pytest.raises(EnqueueError, match="other"):
+            stage_retry(task, message("other"))
+        staged = message("op", retries=2)
+        stage_retry(task, staged)
+        assert run.staged is staged
+    finally:
+        task.pop_request()
+        runs.remove(run)
+    assert not is_retry(task, "op", 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (sqlite3.OperationalError("database is locked"), True),
+        (sqlite3.OperationalError("no such table: x"), False),
+        (sqlite3.IntegrityError("locked"), False),
+        (psycopg.OperationalError("connection refused"), True),
+        (psycopg.errors.AdminShutdown("terminating"), True),
+        (psycopg.InterfaceError("the connection is closed"), True),
+        (psycopg.errors.UndefinedTable("no table"), False),
+        (OperationalError("x", {}, sqlite3.OperationalError("database is locked")), True),
+        (OperationalError("x", {}, sqlite3.OperationalError("no such table: x")), False),
+        (ValueError("x"), False),
+    ],
+)
+def test_which_errors_pass(error: Exception, passing: bool) -> None:
+    assert is_transient(error) is passing
+
+
+def test_patience(tmp_path: Path) -> None:
+    """C14: passing errors are waited out, others and too many are raised."""
+    database = Database(f"sqlite:///{tmp_path / 'db.sqlite3'}")
+    errors: list[Exception] = [sqlite3.OperationalError("database is locked")] * 3
+
+    def action() -> str:
+        if errors:
+            raise errors.pop()
+        return "done"
+
+    assert persist(database, action, patience_s=10, what="it") == "done"
+    errors.append(ValueError("wrong"))
+    with pytest.raises(ValueError, match="wrong"):
+        persist(database, action, patience_s=10, what="it")
+    errors.extend([sqlite3.OperationalError("database is locked")] * 1_000)
+    with pytest.raises(sqlite3.OperationalError):
+        persist(database, action, patience_s=0.1, what="it")
+    database.dispose()
