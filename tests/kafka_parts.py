@@ -62,7 +62,7 @@ def tables_in(url: str) -> Iterator[Tables]:
 def publish(settings: KafkaSettings, topic: str, values: Sequence[str], partition: int | None = None) -> None:
     """Sends the values, each its own key, and waits for Kafka."""
     producer = Producer(producer_config(settings))
-    where = {} if partition is None else {"partition": partition}
+    where: dict[str, Any] = {} if partition is None else {"partition": partition}
     for value in values:
         producer.produce(topic, value.encode(), key=value.encode(), **where)
     assert producer.flush(20) == 0

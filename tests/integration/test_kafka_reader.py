@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from celery_durable.kafka import consumer as consumer_module
 from celery_durable.kafka.client import consumer_config
 from celery_durable.kafka.consumer import PartitionReader
-from celery_durable.kafka.received import read_to_end
+from celery_durable.kafka.received import place, read_to_end
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.store import offsets
 from celery_durable.store.offsets import Position
@@ -322,10 +322,9 @@ def test_a_gap_is_looked_at_once(
     owner.join(4)
     publish(classic, TOPIC, values(3), partition=1)
     owner.read_until(3)
-    place = consumer_module.place
 
-    def jumping(message: object) -> tuple[int, int]:
-        partition, offset = place(message)  # type: ignore[arg-type]
+    def jumping(message: Message) -> tuple[int, int]:
+        partition, offset = place(message)
         return partition, offset + 5 if partition == 1 and offset >= 3 else offset
 
     monkeypatch.setattr(consumer_module, "place", jumping)
