@@ -31,7 +31,7 @@ class Pair:
     waiting: int = 0
     """0 also where the demand was forgotten, since a grant for it was lost."""
     served: int = 0
-    """The version of the decision that served it last, or in which it was first seen."""
+    """The version of the decision that served it last; for one never served, just above those that waited before."""
     entries: list[Entry] = field(default_factory=list)
     """Oldest first: all that the client may still act by."""
     offered: int = 0

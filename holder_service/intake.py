@@ -126,10 +126,11 @@ def _refuse_incarnation(work: Work, client: Client, report: AccountReport) -> No
 
 def _take_groups(work: Work, client: Client, report: AccountReport) -> None:
     listed: dict[str, ReportGroup] = {group.group: group for group in report.groups}
+    behind = _behind_who_waits(work.state) if any(name not in client.pairs for name in listed) else 0
     for name, group in listed.items():
         pair = client.pairs.get(name)
         if pair is None:
-            pair = client.pairs[name] = Pair(served=work.version)
+            pair = client.pairs[name] = Pair(served=behind)
         pair.claimed, pair.used, pair.waiting = group.claimed, group.claimed - group.released, group.waiting
         if group.keeps is not None and keep(pair, group.keeps):
             client.dirty = True
@@ -138,6 +139,12 @@ def _take_groups(work: Work, client: Client, report: AccountReport) -> None:
             pair.claimed = pair.used = pair.waiting = 0
             if keep(pair, 0):
                 client.dirty = True
+
+
+def _behind_who_waits(state: AccountState) -> int:
+    """Where a new pair stands: behind all that wait with nothing, so that one that comes and goes passes none by."""
+    pairs = [pair for client in state.clients.values() for pair in client.pairs.values() if pair.waiting]
+    return 1 + max((pair.served for pair in pairs if not pair.offered and not held(pair)), default=-1)
 
 
 def _take_ack(client: Client, version: int) -> None:
