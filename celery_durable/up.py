@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -183,7 +183,8 @@ class Output:
     def __call__(self, name: str, line: str) -> None:
         """Writes one line. May be called from any thread."""
         label = click.style(f"{name:<10} |", fg=_COLOURS.get(name))
-        with self._lock:
+        # Nobody reads any more: the children must not block on it.
+        with self._lock, suppress(BrokenPipeError):
             click.echo(f"{label} {line}")
 
 
