@@ -89,8 +89,8 @@ class Dispatcher:
             self._recovery_loop,
             self._loop("replies", self._replies.step),
             self._loop("events", events.make_step(app)),
-            Loop("retention", Retention(runtime).step, pause_min_s=1.0, pause_max_s=LOOK_EVERY_S),
-            Loop("watch", self._look, pause_min_s=watch_s, pause_max_s=watch_s),
+            self._loop("retention", Retention(runtime).step, 1.0, LOOK_EVERY_S),
+            self._loop("watch", self._look, watch_s, watch_s),
         ]
 
     def start(self) -> None:
@@ -114,14 +114,18 @@ class Dispatcher:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         late += [thread.name for thread in threads if thread.is_alive()]
-        if not late:
-            self._runtime.database.dispose()
+        self._runtime.database.dispose()
         return late
 
-    def _loop(self, name: str, step: Step) -> Loop:
+    def _loop(self, name: str, step: Step, pause_min_s: float | None = None, pause_max_s: float | None = None) -> Loop:
         settings = self._runtime.settings
-        pause_max_s = max(UNHINTED_PAUSE_MAX_S, settings.poll_max_ms / 1000)
-        return Loop(name, step, pause_min_s=settings.poll_min_ms / 1000, pause_max_s=pause_max_s)
+        return Loop(
+            name,
+            step,
+            pause_min_s=settings.poll_min_ms / 1000 if pause_min_s is None else pause_min_s,
+            pause_max_s=max(UNHINTED_PAUSE_MAX_S, settings.poll_max_ms / 1000) if pause_max_s is None else pause_max_s,
+            on_end=self._runtime.database.drop_held,
+        )
 
     def _look(self) -> float:
         with held(self._runtime.database) as connection:
@@ -152,15 +156,16 @@ class Dispatcher:
 
 
 def _first(once: Callable[[], object], step: Step) -> Step:
-    """The step, with ``once`` before the first: until it has ended without an error, the step waits."""
+    """The step, and before the first one ``once``, again and again until it has ended without an error."""
     done = False
 
     def stepped() -> float | None:
         nonlocal done
-        if not done:
-            once()
-            done = True
-        return step()
+        if done:
+            return step()
+        once()
+        done = True
+        return None
 
     return stepped
 

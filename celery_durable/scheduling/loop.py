@@ -21,6 +21,8 @@ class Loop:
     ``pause_min_s`` to ``pause_max_s``, sooner if the step named a sooner time or :meth:`wake` was called. An error is
     logged and backs off in the same way up to ``error_pause_max_s``, so that a failing part neither ends the loop nor
     spins.
+
+    :param on_end: called in the loop's thread when it ends: to close what belongs to the thread.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Loop:
         pause_max_s: float,
         error_pause_max_s: float = 5.0,
         on_error: Callable[[Exception], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self._step = step
@@ -39,6 +42,7 @@ class Loop:
         self._pause_max_s = pause_max_s
         self._error_pause_max_s = error_pause_max_s
         self._on_error = on_error
+        self._on_end = on_end
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -67,6 +71,13 @@ class Loop:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._step_until_stopped()
+        finally:
+            if self._on_end is not None:
+                self._on_end()
+
+    def _step_until_stopped(self) -> None:
         idle_s = error_s = self._pause_min_s
         while not self._stopping.is_set():
             self._wake.clear()
