@@ -16,7 +16,6 @@ from billiard.einfo import ExceptionWithTraceback
 from celery import signals
 from celery.exceptions import Retry, TaskRevokedError, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.log import get_logger
-from celery.utils.saferepr import saferepr
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 from kombu.utils.encoding import safe_repr, safe_str
@@ -89,6 +88,14 @@ class DurableRequest(Request):
             self._settle(TaskRevokedError(reason))
         super()._announce_revoked(reason, terminated, signum, expired)
 
+    def _success_was_stored(self) -> bool:
+        """Never asked anew: the settle has told."""
+        return False
+
+    def _retry_worker_lost(self, *_: Any) -> bool:
+        """Never by message: a lost operation runs again by its row, up to ``max_worker_losses``."""
+        return False
+
     def _end_child(self) -> None:
         """Ends the child that runs this task, as billiard would a moment later, and sees it gone."""
         for number, patience_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
@@ -106,11 +113,8 @@ class DurableRequest(Request):
     def _report_success(self) -> None:
         task_ready(self, successful=True)
         self.acknowledge()
-        try:
-            result = saferepr(self.task.backend.get_result(self.id), self.task.resultrepr_maxsize)
-        except Exception:  # noqa: BLE001 - the row says succeeded; only its text for the event is missing
-            result = None
-        self.send_event("task-succeeded", result=result, runtime=None)
+        # Without the value: reading it back would open a connection in the process that children are forked from.
+        self.send_event("task-succeeded", result=None, runtime=None)
 
     def _report_retry(self, exc_info: Any, error: BaseException) -> None:
         task_ready(self)
