@@ -9,8 +9,9 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -19,6 +20,10 @@ from holder_service import settings as settings_module
 from holder_service.commands import CommandRefused
 from holder_service.semaphore import Usage
 from holder_service.settings import HolderSettings
+
+if TYPE_CHECKING:
+    from celery_durable.store.database import Database
+    from holder_service.store import HolderTables
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _KAFKA_NEEDED = ("database_url", "kafka_bootstrap_servers")
@@ -61,9 +66,8 @@ def migrate(to: str) -> None:
     from celery_durable.store.migrate import migrate as migrate_tables
     from holder_service.migrations import HOLDER
 
-    settings = settings_module.load()
-    database, tables = _open(settings)
-    click.echo(f"schema of the holder: {migrate_tables(database, tables, to, HOLDER)}")
+    with _opened(settings_module.load(), checked=False) as (database, tables):
+        click.echo(f"schema of the holder: {migrate_tables(database, tables, to, HOLDER)}")
 
 
 @main.command()
@@ -78,8 +82,8 @@ def go(account: str | None, everything: bool) -> None:
 
     if (account is None) != everything:
         raise click.UsageError("give one ACCOUNT, or --all")
-    database, tables = _open_checked(settings_module.load())
-    waited = commands.go(database, tables, account)
+    with _opened(settings_module.load()) as (database, tables):
+        waited = commands.go(database, tables, account)
     click.echo(f"accounts that waited and now go on: {waited}")
 
 
@@ -90,12 +94,12 @@ def accounts(as_json: bool) -> None:
     from holder_service import commands
 
     settings = settings_module.load()
-    database, tables = _open_checked(settings)
-    found = commands.usages(database, tables, settings.semaphore())
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(usage) for usage in found], indent=2))
-    else:
-        _print_table(found)
+    with _opened(settings) as (database, tables):
+        found = commands.usages(database, tables, settings.semaphore())
+        if as_json:
+            click.echo(json.dumps([dataclasses.asdict(usage) for usage in found], indent=2))
+        else:
+            _print_table(found)
 
 
 @main.group()
@@ -117,20 +121,21 @@ def apply(check: bool, clients: tuple[str, ...]) -> None:
     sys.exit(kafka_topics.report(kafka_topics.apply(settings, plans, create=not check)))
 
 
-def _open(settings: HolderSettings) -> Any:
+@contextmanager
+def _opened(settings: HolderSettings, *, checked: bool = True) -> Iterator[tuple[Database, HolderTables]]:
+    """The database and its tables, which must have this code's schema if ``checked``."""
+    from celery_durable.store.migrate import check
     from holder_service.main import open_database
+    from holder_service.migrations import HOLDER
     from holder_service.store import build_tables
 
-    return open_database(settings), build_tables(settings.table_prefix, settings.database_schema)
-
-
-def _open_checked(settings: HolderSettings) -> Any:
-    from celery_durable.store.migrate import check
-    from holder_service.migrations import HOLDER
-
-    database, tables = _open(settings)
-    check(database, tables, HOLDER)
-    return database, tables
+    database, tables = open_database(settings), build_tables(settings.table_prefix, settings.database_schema)
+    try:
+        if checked:
+            check(database, tables, HOLDER)
+        yield database, tables
+    finally:
+        database.dispose()
 
 
 def _print_table(found: Iterable[Usage]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -12,8 +13,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner, Result
 
 from celery_durable.permits.messages import SetLimit
+from holder_service.cli import main
 from tests.harness import Stack, wait_until
 from tests.integration.holder_rig import Client, Rig
 
@@ -58,8 +61,15 @@ def test_the_holder_never_loads_celery(embedded_stack: Stack) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_commands_of_an_operator(rig: Rig, real_stack: Stack) -> None:
-    """`accounts` shows limit, in use, waiting and clients; `go` refuses what makes no sense."""
+def test_the_commands_of_an_operator(rig: Rig, real_stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`accounts` shows limit, in use, waiting and clients; `go` refuses what makes no sense; SIGTERM ends a holder."""
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    runner, env = CliRunner(), real_stack.holder_env()
+
+    def run(*words: str) -> Result:
+        return runner.invoke(main, words, env=env)
+
+    assert run("accounts").stdout.strip() == "no account has anything in use or waiting"
     client = rig.client("billing")
     holder = real_stack.holder()
     client.command(SetLimit(client_id="ops", account="tenant:[acme]", seq=1, limit=2))
@@ -68,21 +78,20 @@ def test_the_commands_of_an_operator(rig: Rig, real_stack: Stack) -> None:
         wait_until(lambda: client.try_to_claim("tenant:[acme]"), what="a permit")
     wait_until(lambda: (usage := rig.usage("tenant:[acme]")) and usage.in_use == 2, what="the claims")
 
-    listed = json.loads(real_stack.holder_run("accounts", "--json").stdout)
+    listed = json.loads(run("accounts", "--json").stdout)
     assert [(u["account"], u["limit"], u["in_use"], u["waiting"], u["footprint"]) for u in listed] == [
         ("tenant:[acme]", 2, 2, 1, 2)
     ]
     assert [(c["client_id"], c["in_use"], c["must_acknowledge"]) for c in listed[0]["clients"]] == [
         ("billing", 2, False)
     ]
-    table = real_stack.holder_run("accounts").stdout
+    table = run("accounts").stdout
     assert "tenant:[acme]" in table
     assert "billing" in table
-    assert "waited and now go on: 0" in real_stack.holder_run("go", "--all").stdout
-    refused = real_stack.holder_run("go", "nobody")
-    assert (refused.returncode, "nobody" in refused.stderr) == (1, True)
-    assert real_stack.holder_run("go").returncode == 2
-    assert real_stack.holder_run("topics", "apply", "--client", "other").returncode == 0
+    assert "waited and now go on: 0" in run("go", "--all").stdout
+    refused = run("go", "nobody")
+    assert (refused.exit_code, "nobody" in refused.stderr) == (1, True)
+    assert run("topics", "apply", "--client", "other").exit_code == 0
 
     started = time.monotonic()
     assert holder.terminate() == 0

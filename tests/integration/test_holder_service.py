@@ -227,8 +227,8 @@ def test_of_two_holders_on_one_partition_the_older_commits_nothing(
     """Case A17: two groups stand for two members that both believe they own the partition."""
     rig = quick_rig
     client, older = rig.client("billing"), rig.holder().serving()
-    client.report("acme", waiting=1)
     newer = rig.holder(group_id=f"{rig.settings.group_id}-other").serving()
+    client.report("acme", waiting=1)
     partition = partition_of("acme", PARTITIONS)
     read = older.reader.read
 
