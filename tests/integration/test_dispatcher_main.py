@@ -90,7 +90,7 @@ def test_a_loop_that_fails_stops_no_other(sqlite_url: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(Recovery, "step", step)
     rows = Rows(sqlite_url)
-    app = app_with(database_url=sqlite_url, kafka_bootstrap_servers="127.0.0.1:1", shutdown_s=2.0)
+    app = app_with(database_url=sqlite_url, kafka_bootstrap_servers="127.0.0.1:1", shutdown_s=30.0)
     stop = threading.Event()
     thread = threading.Thread(target=run, args=(app,), kwargs={"stop": stop})
     thread.start()
@@ -100,7 +100,7 @@ def test_a_loop_that_fails_stops_no_other(sqlite_url: str, monkeypatch: pytest.M
     failing.clear()
     wait_until(lambda: received(app, "failing-loop"), what="the message of what recovery moved on")
     stop.set()
-    thread.join(10)
+    thread.join(40)
     assert not thread.is_alive()
     rows.close()
 
@@ -109,7 +109,7 @@ def test_a_loop_that_fails_stops_no_other(sqlite_url: str, monkeypatch: pytest.M
 def test_a_database_that_drops_every_connection_is_used_again(postgresql_url: str) -> None:
     """A restart or a failover of the database: the loops connect anew."""
     rows = Rows(postgresql_url)
-    app = app_with(database_url=postgresql_url, kafka_bootstrap_servers="127.0.0.1:1", shutdown_s=2.0)
+    app = app_with(database_url=postgresql_url, kafka_bootstrap_servers="127.0.0.1:1", shutdown_s=30.0)
     stop = threading.Event()
     thread = threading.Thread(target=run, args=(app,), kwargs={"stop": stop})
     thread.start()
@@ -122,7 +122,7 @@ def test_a_database_that_drops_every_connection_is_used_again(postgresql_url: st
         with rows.database.reading() as connection:
             connection.execute(text(DROP_OTHERS))
     stop.set()
-    thread.join(10)
+    thread.join(40)
     assert not thread.is_alive()
     rows.close()
 
