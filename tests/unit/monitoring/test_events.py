@@ -17,8 +17,8 @@ from tests.unit.monitoring.rows import add, add_account, make_runtime
 
 
 @pytest.fixture
-def runtime(sqlite_url: str) -> Iterator[Runtime]:
-    runtime = make_runtime(sqlite_url)
+def runtime(database_url: str) -> Iterator[Runtime]:
+    runtime = make_runtime(database_url)
     yield runtime
     runtime.database.dispose()
 
