@@ -120,7 +120,8 @@ class Rig:
         try:
             partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
             consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-            found, ended = [], set()
+            found: list[Any] = []
+            ended: set[int] = set()
             deadline = time.monotonic() + DEADLINE_S
             while len(ended) < len(partitions) and time.monotonic() < deadline:
                 message = consumer.poll(0.1)
@@ -297,7 +298,7 @@ class Client:
 
     def send(self, key: str | bytes, body: bytes, partition: int | None = None, topic: str | None = None) -> None:
         """Sends any bytes to the accounts topic, or another, and waits for Kafka's answer."""
-        where = {} if partition is None else {"partition": partition}
+        where: dict[str, Any] = {} if partition is None else {"partition": partition}
         self._producer.produce(topic or self._topic, key=key, value=body, **where)
         assert self._producer.flush(10) == 0
 
