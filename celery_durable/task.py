@@ -89,6 +89,16 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
             found = cls._durable_declaration = _declare(cls)
         return cast(Declaration, found)
 
+    @property
+    def run_token(self) -> str | None:
+        """The fencing token of the attempt that runs in this thread: another one for each attempt. None outside one.
+
+        An outside system that keeps the newest token of an operation can tell a worker that was frozen past
+        ``alive_until`` from its successor.
+        """
+        run = getattr(self.request, message.RUN_HEADER, None)
+        return run["token"] if isinstance(run, dict) else None
+
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...

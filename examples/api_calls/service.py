@@ -60,7 +60,7 @@ def make_app(name: str) -> Celery:
         request = urllib.request.Request(
             f"{os.environ['DEMO_API']}/tenants/{tenant}/calls",
             data=json.dumps({"ms": ms, "workflow": workflow}).encode(),
-            headers={"Idempotency-Key": self.request.id, "X-Run-Token": self.request.durable_run["token"]},
+            headers={"Idempotency-Key": self.request.id, "X-Run-Token": self.run_token},
         )
         try:
             with urllib.request.urlopen(request, timeout=API_TIMEOUT_S) as response:
