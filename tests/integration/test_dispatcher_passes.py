@@ -471,6 +471,7 @@ def test_two_dispatchers_lose_no_wake_and_keep_the_bound(database_url: str) -> N
         while not stop.is_set():
             if passes.step() is not None:
                 time.sleep(0.005)
+        own.database.drop_held()
 
     def reply(own: Service) -> None:
         version = 0
