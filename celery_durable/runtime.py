@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
 _ATTRIBUTE = "_celery_durable_runtime"
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,25 @@ class Runtime:
 
 
 def runtime_of(app: Celery) -> Runtime:
-    """The app's runtime. Raises :class:`ConfigurationError` naming the setting that is missing or wrong."""
+    """The app's runtime, the same one for all threads.
+
+    :raises ConfigurationError: naming the setting that is missing or wrong.
+    """
     runtime: Runtime | None = getattr(app, _ATTRIBUTE, None)
     if runtime is None:
-        settings = settings_module.load(app)
-        database = Database(
-            settings.database_url.get_secret_value(),
-            schema=settings.database_schema,
-            pool_size=settings.database_pool_size,
-        )
-        runtime = Runtime(settings, database, build_tables(settings.table_prefix, settings.database_schema))
-        setattr(app, _ATTRIBUTE, runtime)
+        with _lock:
+            runtime = getattr(app, _ATTRIBUTE, None)
+            if runtime is None:
+                runtime = _make(app)
+                setattr(app, _ATTRIBUTE, runtime)
     return runtime
+
+
+def _make(app: Celery) -> Runtime:
+    settings = settings_module.load(app)
+    database = Database(
+        settings.database_url.get_secret_value(),
+        schema=settings.database_schema,
+        pool_size=settings.database_pool_size,
+    )
+    return Runtime(settings, database, build_tables(settings.table_prefix, settings.database_schema))
