@@ -275,6 +275,12 @@ class Stack:
             topics.apply(runtime.settings, topics.client_topics(runtime.settings, name))
         return service
 
+    @property
+    def holder_url(self) -> str:
+        """The URL of the holder's database; a holder must have been started."""
+        assert self._holder_url is not None
+        return self._holder_url
+
     def holder_env(self, **settings: Any) -> dict[str, str]:
         """The environment of a holder on the stack's one holder database, which this makes and migrates at first."""
         first = self._holder_url is None

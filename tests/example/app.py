@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -27,12 +28,14 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
     """
     spool.register()
     app = Celery(name, set_as_current=False)
+    directory: dict[str, str] = {}
+    app.conf.directory = directory
     app.conf.update(broker, durable=durable, broker_connection_retry_on_startup=True)
     path = Path(records)
 
     @contextmanager
-    def recorded(task: Any, account: str) -> Iterator[None]:
-        names = {"operation_id": task.request.id, "run": uuid.uuid4().hex, "account": account}
+    def recorded(task: Any, account: str, group: str = "") -> Iterator[None]:
+        names = {"operation_id": task.request.id, "run": uuid.uuid4().hex, "account": account, "group": group}
         write_record(path, event="start", **names)
         try:
             yield
@@ -50,7 +53,7 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
     @operation(name="example.grouped", account="{account}", group="{group}", group_limit=2)
     def grouped(self: Any, account: str, group: str, duration_s: float = 0.02) -> str:
         """Declares the limit of a group, and none of the account: that comes from the holder's rules."""
-        with recorded(self, account):
+        with recorded(self, account, group):
             time.sleep(duration_s)
         return group
 
@@ -65,6 +68,41 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
         with recorded(self, account):
             time.sleep(duration_s)
         return account
+
+    @operation(name="example.limited", account="{account}", limit=lambda account, limit, duration_s=0.02: limit)
+    def limited(self: Any, account: str, limit: int, duration_s: float = 0.02) -> str:
+        """Declares the limit that its caller says."""
+        with recorded(self, account):
+            time.sleep(duration_s)
+        return account
+
+    @operation(name="example.exclusive", account="{account}", mutex=True)
+    def exclusive(self: Any, account: str, duration_s: float = 0.02) -> str:
+        with recorded(self, account):
+            time.sleep(duration_s)
+        return account
+
+    @operation(name="example.until", account="{account}", limit=2)
+    def until(self: Any, account: str, flag: str) -> int:
+        """Runs until the file ``flag`` is there; returns its process's ID."""
+        with recorded(self, account):
+            while not Path(flag).exists():
+                time.sleep(0.02)
+        return os.getpid()
+
+    @operation(name="example.looked_up", account=lambda customer, retries=0: directory[customer], max_retries=10)
+    def looked_up(self: Any, customer: str, retries: int = 0) -> str | None:
+        """Its account comes from what its caller's process knows; returns what the worker's knows."""
+        with recorded(self, customer):
+            if self.request.retries < retries:
+                raise self.retry(countdown=0.1)
+        return directory.get(customer)
+
+    @operation(name="example.suicide", account="{account}", limit=1, max_worker_losses=1)
+    def suicide(self: Any, account: str) -> None:
+        """Takes its worker's process with it, every time."""
+        with recorded(self, account):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     @operation(name="example.sleep")
     def sleep(self: Any, duration_s: float) -> float:

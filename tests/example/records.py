@@ -22,11 +22,12 @@ class Record:
     time_ns: int
     """By CLOCK_MONOTONIC, which all processes of the machine share."""
     pid: int
+    group: str = ""
 
 
-def write_record(path: Path, *, event: str, operation_id: str, run: str, account: str) -> None:
+def write_record(path: Path, *, event: str, operation_id: str, run: str, account: str, group: str = "") -> None:
     """Appends one line by a single write, so that lines of several processes never mix."""
-    record = Record(event, operation_id, run, account, time.monotonic_ns(), os.getpid())
+    record = Record(event, operation_id, run, account, time.monotonic_ns(), os.getpid(), group)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         os.write(handle, (json.dumps(asdict(record)) + "\n").encode())
