@@ -76,9 +76,12 @@ def account_limit(
 def group_limit(
     account: str, group: str, commanded: Mapping[str, int], rules: Mapping[str, int], declared: Iterable[Declared]
 ) -> int | None:
-    """The limit of one group of the account: a command for it, a rule, the smallest declared, or none."""
-    if group in commanded:
-        return commanded[group]
+    """The limit of one group of the account: a command for it, a rule, the smallest declared, or none.
+
+    Operations without a group (``""``) have none, unless a command names it: they are no workflow that could be full.
+    """
+    if group in commanded or not group:
+        return commanded.get(group)
     rule = rule_for(rules, account)
     if rule is not None:
         return rule[1]

@@ -52,6 +52,12 @@ def test_a_groups_limit():
     assert group_limit("t:a", "h", {}, {}, []) is None
 
 
+def test_operations_without_a_group_are_held_by_no_group_limit():
+    declared = [Declared(group_limit=2)]
+    assert group_limit("t:a", "", {"g": 9}, {"*": 2}, declared) is None
+    assert group_limit("t:a", "", {"": 1}, {"*": 2}, declared) == 1
+
+
 def test_merged_declarations_are_the_smallest():
     slow, fast = Rate(tokens=1, per_ms=1000, burst=1), Rate(tokens=5, per_ms=1000, burst=1)
     merged = merge_declared(Declared(limit=5, mutex=True, rate=fast), Declared(limit=3, group_limit=2, rate=slow))

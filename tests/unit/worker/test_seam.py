@@ -94,8 +94,10 @@ def test_a_retry_is_staged_by_its_own_attempt_alone(app: Celery) -> None:
     with pytest.raises(EnqueueError, match="not the attempt that runs now"):
         stage_retry(task, message("op"))
     runs.add(run)
+    assert task.run_token is None
     task.push_request(id="op", durable_run={"token": "token", "pid": 0})
     try:
+        assert task.run_token == "token"
         assert is_retry(task, "op", 2)
         assert not is_retry(task, "op", 1)
         assert not is_retry(task, "other", 2)
