@@ -83,7 +83,7 @@ class CapturedMessage:
 
     producer.publish(body, content_type=content_type, content_encoding=content_encoding,
                      headers={**headers, ATTEMPT_HEADER: attempt, GENERATION_HEADER: generation},
-                     declare=[app.amqp.queues[queue]] where ``exchange`` is "", **properties, **publish)
+                     declare=[app.amqp.queues[queue]] where that is a queue, **properties, **publish)
     """
 
     id: str
@@ -99,7 +99,8 @@ class CapturedMessage:
     publish: dict[str, Any]
     """exchange, routing_key, compression, delivery_mode, priority: JSON-able keyword arguments of ``publish``."""
     queue: str
-    """The Celery queue's name, for the cap on operations that were sent and not started."""
+    """The Celery queue's name, for the cap on operations that were sent and not started; the routing key where the
+    caller gave an exchange of its own."""
     eta_delay_ms: int | None
     """Delay until it is due, from now (ETA and countdown), or None. The ETA itself is not in ``headers``."""
     expires_delay_ms: int | None

@@ -56,7 +56,7 @@ class Publisher:
         :raises BrokerUnavailable: the broker is away; the message may or may not have reached it.
         :raises Exception: anything else is the message's own fault (case B13).
         """
-        declare = self._declared(outbound.admitted.queue)
+        declare = self._declared(outbound)
         try:
             self._send(outbound, declare)
         except self._connection.channel_errors:
@@ -82,10 +82,13 @@ class Publisher:
             return connection
         return self._app.connection_for_write(transport_options=bounds)
 
-    def _declared(self, queue: str) -> list[Any]:
-        if not queue:
+    def _declared(self, outbound: Outbound) -> list[Any]:
+        """The queue that the message goes to, as far as that is known: through an exchange of the caller's own it
+        goes to whatever is bound there, and a routing key is no queue's name."""
+        queues, name = self._app.amqp.queues, outbound.admitted.queue
+        if not name or (outbound.publish.get("exchange") and name not in queues):
             return []
-        declared = self._app.amqp.queues[queue]
+        declared = queues[name]
         return [] if isinstance(declared, Broadcast) else [declared]
 
     def _send(self, outbound: Outbound, declare: list[Any]) -> None:

@@ -9,7 +9,9 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from amqp.exceptions import ChannelError
 from celery import Celery
+from kombu import Exchange, Queue
 from sqlalchemy import update
 
 from celery_durable.dispatcher.publisher import BrokerUnavailable
@@ -216,6 +218,23 @@ def test_a_due_row_that_someone_holds_is_left_without_spinning(postgresql_url: s
         assert service.again().delivery(app).step() == float("inf")
     assert received(app, queue) == []
     service.close()
+
+
+def test_an_exchange_of_the_callers_own_gets_no_queue_that_nobody_reads(
+    service: Service, app: Celery, queue: str
+) -> None:
+    """``exchange=`` and ``routing_key=`` of the call name no queue: who reads it has declared and bound its own."""
+    key = f"key-{queue}"
+    publish = {"exchange": f"exchange-{queue}", "routing_key": key}
+    service.add("op", account=None, state="admitted", due_at=1, queue=key, wakes=False, publish=publish)
+    with app.connection_for_read() as connection:
+        bound = Queue(queue, Exchange(publish["exchange"]), routing_key=key)(connection.default_channel)
+        bound.declare()
+        delivery = service.delivery(app)
+        steps(delivery.step)
+        assert bound.get(no_ack=True) is not None
+        with pytest.raises(ChannelError):
+            Queue(key)(connection.default_channel).queue_declare(passive=True)
 
 
 def test_a_broker_that_refuses_costs_no_send(service: Service, queue: str) -> None:
