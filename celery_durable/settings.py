@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
+from celery_durable import configuration
+from celery_durable.configuration import Configuration, refuse_above
 from celery_durable.errors import ConfigurationError
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.names import nearest
@@ -17,19 +17,13 @@ from celery_durable.names import nearest
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
-
 ENV_PREFIX = "CELERY_DURABLE_"
-_HIDDEN = frozenset({"database_url", "kafka_options"})
-"""Fields whose value may hold a password: no message shows them."""
 
 
-class Settings(KafkaSettings, BaseSettings):
-    """Every setting of a service. Units are last in a name: ``_s`` seconds, ``_ms`` milliseconds."""
+class Settings(KafkaSettings, Configuration):
+    """Every setting of a service."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True
-    )
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX)
 
     client_id: str = Field(
         default="",
@@ -139,13 +133,6 @@ class Settings(KafkaSettings, BaseSettings):
         default=5.0, gt=0, le=600, description="How long a dispatcher may take to end after SIGTERM."
     )
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_booleans(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError("a boolean is no number and no text")
-        return value
-
     @field_validator("database_schema", mode="before")
     @classmethod
     def _empty_schema_is_none(cls, value: Any) -> Any:
@@ -153,29 +140,16 @@ class Settings(KafkaSettings, BaseSettings):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        # (field, its value, what it must not be above, that one's value)
-        for field, value, bound, highest in (
-            (
-                "heartbeat_interval_s",
-                self.heartbeat_interval_s,
-                "half of heartbeat_timeout_s",
-                self.heartbeat_timeout_s / 2,
-            ),
-            ("resend_min_s", self.resend_min_s, "resend_max_s", self.resend_max_s),
-            ("poll_min_ms", self.poll_min_ms, "poll_max_ms", self.poll_max_ms),
-            (
-                "kafka_session_timeout_ms",
-                self.kafka_session_timeout_ms,
-                "kafka_max_poll_interval_ms",
-                self.kafka_max_poll_interval_ms,
-            ),
-            ("kafka_linger_ms", self.kafka_linger_ms, "kafka_publish_deadline_ms", self.kafka_publish_deadline_ms),
-        ):
-            if value > highest:
-                raise ValueError(
-                    f"{field} = {value:g} is above {bound} ({highest:g}): lower {field} or raise {bound.split()[-1]}"
-                )
+        half_s = self.heartbeat_timeout_s / 2
+        refuse_above("heartbeat_interval_s", self.heartbeat_interval_s, "heartbeat_timeout_s", half_s, "half of {}")
+        refuse_above("resend_min_s", self.resend_min_s, "resend_max_s", self.resend_max_s)
+        refuse_above("poll_min_ms", self.poll_min_ms, "poll_max_ms", self.poll_max_ms)
         return self
+
+    @classmethod
+    def remedy(cls, field: str) -> str:
+        """As of every settings model; here the app may give it too."""
+        return f'{super().remedy(field)} or app.conf.durable["{field}"]'
 
 
 def load(
@@ -187,37 +161,7 @@ def load(
     :param overrides: win over everything.
     :raises ConfigurationError: a value is out of bounds, unknown or missing; the message names field, value and remedy.
     """
-    values = {**_from_app(app), **overrides}
-    _warn_of_unknown_environment()
-    try:
-        settings = Settings(**values)
-    except ValidationError as error:
-        raise describe(error, ENV_PREFIX) from None
-    except SettingsError as error:
-        # Its cause holds the whole text that could not be parsed, maybe with a password.
-        raise ConfigurationError(f"{error}: a dictionary is given as one JSON object") from None
-    for field in required:
-        value = getattr(settings, field)
-        if not (value.get_secret_value() if isinstance(value, SecretStr) else value):
-            raise ConfigurationError(
-                f"{field} is not set: {Settings.model_fields[field].description} {_remedy(field, ENV_PREFIX)}"
-            )
-    return settings
-
-
-def describe(error: ValidationError, prefix: str) -> ConfigurationError:
-    """A pydantic error as one line that names field, value and remedy, and never shows a secret."""
-    parts = []
-    for problem in error.errors(include_url=False, include_context=False):
-        message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("\n", " ")
-        if not problem["loc"]:
-            parts.append(message)
-            continue
-        field = str(problem["loc"][0])
-        name = ".".join(str(part) for part in problem["loc"])
-        shown = "(hidden)" if field in _HIDDEN else _short(problem["input"])
-        parts.append(f"{name} = {shown}: {message}. {_remedy(field, prefix)}")
-    return ConfigurationError("; ".join(parts))
+    return configuration.load(Settings, {**_from_app(app), **overrides}, required)
 
 
 def _from_app(app: Celery | None) -> dict[str, Any]:
@@ -237,20 +181,3 @@ def _from_app(app: Celery | None) -> dict[str, Any]:
                 f"app.conf.durable[{key!r}]: there is no such setting{nearest(key, Settings.model_fields)}"
             )
     return dict(values)
-
-
-def _warn_of_unknown_environment() -> None:
-    for name in os.environ:
-        field = name.removeprefix(ENV_PREFIX).lower()
-        if name.startswith(ENV_PREFIX) and field not in Settings.model_fields:
-            logger.warning("%s: there is no such setting%s; ignored", name, nearest(field, Settings.model_fields))
-
-
-def _remedy(field: str, prefix: str) -> str:
-    other = f' or app.conf.durable["{field}"]' if prefix == ENV_PREFIX else ""
-    return f"Set {prefix}{field.upper()}{other}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import difflib
-import logging
-import os
 from collections.abc import Collection
 from typing import Annotated, Any, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
-from celery_durable.errors import ConfigurationError
+from celery_durable import configuration
+from celery_durable.configuration import Configuration, refuse_above
 from celery_durable.kafka.settings import KafkaSettings
 from holder_service.semaphore import Rules, SemaphoreSettings
-
-logger = logging.getLogger(__name__)
-
-ENV_PREFIX = "HOLDER_"
-_HIDDEN = frozenset({"database_url", "kafka_options"})
-"""Fields whose value may hold a password: no message shows them."""
 
 RuleLimit = Annotated[int, Field(ge=0, le=1_000_000_000, strict=True)]
 RuleName = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class HolderSettings(KafkaSettings, BaseSettings):
-    """Every setting of a holder. Units are last in a name: ``_s`` seconds, ``_ms`` milliseconds."""
+class HolderSettings(KafkaSettings, Configuration):
+    """Every setting of a holder."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True
-    )
+    model_config = SettingsConfigDict(env_prefix="HOLDER_")
 
     database_url: SecretStr = Field(
         default=SecretStr(""), description="The holder's SQL database: postgresql+psycopg://… or sqlite:///…."
@@ -93,13 +83,6 @@ class HolderSettings(KafkaSettings, BaseSettings):
     )
     shutdown_s: float = Field(default=5.0, gt=0, le=600, description="How long a holder may take to end after SIGTERM.")
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_booleans(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError("a boolean is no number and no text")
-        return value
-
     @field_validator("database_schema", "forfeit_after_s", mode="before")
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
@@ -107,29 +90,12 @@ class HolderSettings(KafkaSettings, BaseSettings):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        # (field, its value, what it must not be above, that one's value)
-        for field, value, bound, highest in (
-            ("claim_window_s", self.claim_window_s, "claim_window_max_s", self.claim_window_max_s),
-            ("turn_ms", self.turn_ms, "reporting_lifetime_s in ms", self.reporting_lifetime_s * 1000),
-            (
-                "reporting_lifetime_s",
-                self.reporting_lifetime_s,
-                "forfeit_after_s",
-                float("inf") if self.forfeit_after_s is None else self.forfeit_after_s,
-            ),
-            (
-                "kafka_session_timeout_ms",
-                self.kafka_session_timeout_ms,
-                "kafka_max_poll_interval_ms",
-                self.kafka_max_poll_interval_ms,
-            ),
-            ("poll_max_ms", self.poll_max_ms, "shutdown_s in ms", self.shutdown_s * 1000),
-            ("kafka_linger_ms", self.kafka_linger_ms, "kafka_publish_deadline_ms", self.kafka_publish_deadline_ms),
-        ):
-            if value > highest:
-                raise ValueError(
-                    f"{field} = {value:g} is above {bound} ({highest:g}): lower {field} or raise {bound.split()[0]}"
-                )
+        lifetime_s = self.reporting_lifetime_s
+        refuse_above("claim_window_s", self.claim_window_s, "claim_window_max_s", self.claim_window_max_s)
+        refuse_above("turn_ms", self.turn_ms, "reporting_lifetime_s", lifetime_s * 1000, "{} in ms")
+        if self.forfeit_after_s is not None:
+            refuse_above("reporting_lifetime_s", lifetime_s, "forfeit_after_s", self.forfeit_after_s)
+        refuse_above("poll_max_ms", self.poll_max_ms, "shutdown_s", self.shutdown_s * 1000, "{} in ms")
         return self
 
     def semaphore(self) -> SemaphoreSettings:
@@ -150,55 +116,4 @@ def load(*, required: Collection[str] = ("database_url",), **overrides: Any) -> 
     :param required: text settings that must not be empty.
     :raises ConfigurationError: a value is out of bounds, unknown or missing; the message names field, value and remedy.
     """
-    for field in overrides:
-        if field not in HolderSettings.model_fields:
-            raise ConfigurationError(f"{field}: there is no such setting{_nearest(field)}")
-    _warn_of_unknown_environment()
-    try:
-        settings = HolderSettings(**overrides)
-    except ValidationError as error:
-        raise ConfigurationError(_describe(error)) from None
-    except SettingsError as error:
-        # Its cause holds the whole text that could not be parsed, maybe with a password.
-        raise ConfigurationError(f"{error}: a dictionary is given as one JSON object") from None
-    for field in required:
-        value = getattr(settings, field)
-        if not (value.get_secret_value() if isinstance(value, SecretStr) else value):
-            description = HolderSettings.model_fields[field].description
-            raise ConfigurationError(f"{field} is not set: {description} {_remedy(field)}")
-    return settings
-
-
-def _describe(error: ValidationError) -> str:
-    parts = []
-    for problem in error.errors(include_url=False, include_context=False):
-        message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("\n", " ")
-        if not problem["loc"]:
-            parts.append(message)
-            continue
-        field = str(problem["loc"][0])
-        name = ".".join(str(part) for part in problem["loc"])
-        shown = "(hidden)" if field in _HIDDEN else _short(problem["input"])
-        parts.append(f"{name} = {shown}: {message}. {_remedy(field)}")
-    return "; ".join(parts)
-
-
-def _warn_of_unknown_environment() -> None:
-    for name in os.environ:
-        field = name.removeprefix(ENV_PREFIX).lower()
-        if name.startswith(ENV_PREFIX) and field not in HolderSettings.model_fields:
-            logger.warning("%s: there is no such setting%s; ignored", name, _nearest(field))
-
-
-def _nearest(name: str) -> str:
-    matches = difflib.get_close_matches(name, HolderSettings.model_fields, n=1)
-    return f", did you mean {matches[0]!r}?" if matches else ""
-
-
-def _remedy(field: str) -> str:
-    return f"Set {ENV_PREFIX}{field.upper()}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"
+    return configuration.load(HolderSettings, overrides, required)

@@ -32,7 +32,7 @@ def producer_config(settings: KafkaSettings) -> dict[str, Any]:
         "enable.idempotence": True,
         "acks": "all",
         "partitioner": "murmur2_random",
-        "linger.ms": min(settings.kafka_linger_ms, deadline_ms // 2),
+        "linger.ms": settings.kafka_linger_ms,
         "message.timeout.ms": deadline_ms,
         # A topic that does not exist is told as that, before the message times out.
         "topic.metadata.propagation.max.ms": deadline_ms // 2,
@@ -51,7 +51,7 @@ def consumer_config(settings: KafkaSettings, group_id: str) -> dict[str, Any]:
         "enable.auto.offset.store": False,
         # A silent jump to another offset would be lost messages: whoever reads decides, by what SQL says.
         "auto.offset.reset": "error",
-        "max.poll.interval.ms": max(settings.kafka_max_poll_interval_ms, settings.kafka_session_timeout_ms),
+        "max.poll.interval.ms": settings.kafka_max_poll_interval_ms,
         "fetch.wait.max.ms": settings.kafka_fetch_wait_max_ms,
     }
     if settings.kafka_group_protocol == "classic":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
+
+from celery_durable.configuration import refuse_above
 
 
 class KafkaSettings(BaseModel):
@@ -59,6 +61,14 @@ class KafkaSettings(BaseModel):
         pattern=r"^[a-zA-Z0-9._-]+$",
         description="First part of every topic's name.",
     )
+
+    @model_validator(mode="after")
+    def _kafka_combinations(self) -> Self:
+        session_ms, poll_ms = self.kafka_session_timeout_ms, self.kafka_max_poll_interval_ms
+        refuse_above("kafka_session_timeout_ms", session_ms, "kafka_max_poll_interval_ms", poll_ms)
+        half_ms = self.kafka_publish_deadline_ms // 2
+        refuse_above("kafka_linger_ms", self.kafka_linger_ms, "kafka_publish_deadline_ms", half_ms, "half of {}")
+        return self
 
     @property
     def accounts_topic(self) -> str:

@@ -44,6 +44,7 @@ def test_the_app_wins_over_the_environment_over_the_file(monkeypatch: pytest.Mon
         ({"resend_min_s": 500}, ["resend_min_s = 500", "resend_max_s"]),
         ({"poll_min_ms": 500}, ["poll_min_ms = 500", "poll_max_ms"]),
         ({"kafka_session_timeout_ms": 70_000}, ["kafka_session_timeout_ms = 70000", "kafka_max_poll_interval_ms"]),
+        ({"kafka_linger_ms": 60, "kafka_publish_deadline_ms": 100}, ["kafka_linger_ms = 60", "half of", "(50)"]),
         ({"client_id": ""}, ["client_id is not set", "CELERY_DURABLE_CLIENT_ID"]),
         ({"client_id": "a b"}, ["client_id = 'a b'", "pattern"]),
         ({"database_url": ""}, ["database_url is not set", 'app.conf.durable["database_url"]']),
