@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from celery_durable.kafka import client
-from celery_durable.kafka.consumer import Batch, PartitionReader, witnesses
+from celery_durable.kafka.consumer import Batch, PartitionReader
 from celery_durable.kafka.dead_letters import dead_letter, why_unreadable
 from celery_durable.kafka.opening import Opening, went_back
 from celery_durable.kafka.received import Received
+from celery_durable.kafka.witness import witnesses
 from celery_durable.permits.messages import AccountReply, read_reply
 from celery_durable.runtime import Runtime
 from celery_durable.store import offsets, outbox

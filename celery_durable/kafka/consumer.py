@@ -18,26 +18,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from celery_durable.kafka import client
-from celery_durable.kafka.opening import Opening, Witness, open_partition
+from celery_durable.kafka.opening import Opening, open_partition
 from celery_durable.kafka.received import Received, place, received
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.kafka.throttle import Throttled
+from celery_durable.kafka.topic_watch import TopicWatch
+from celery_durable.kafka.witness import to_commit, witnesses
 from celery_durable.store.offsets import Position
 
 logger = logging.getLogger(__name__)
 
 DROPPED_S = 0.2
 """How long a dropped partition rests before it is opened again, in seconds."""
-TOPIC_CHECK_S = 10.0
-"""How often the topic's ID is looked at while reading, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +50,9 @@ class Batch:
 
 Load = Callable[[], Mapping[int, Position]]
 """Reads the stored positions of the topic, by partition (:func:`celery_durable.store.offsets.load`)."""
-OnOpen = Callable[[Sequence[Opening]], Mapping[int, int] | None]
-"""Called before the first message of newly taken (or reopened) partitions. May give other starts, by partition (a
-holder that rebuilds gives ``low``). What it raises closes the consumer, and ``read`` raises it."""
+OnOpen = Callable[[Sequence[Opening]], None]
+"""Called before the first message of newly taken (or reopened) partitions. What it raises closes the consumer, and
+``read`` raises it."""
 OnClose = Callable[[Collection[int]], None]
 """Called when partitions are no longer read by this member (revoked, lost or dropped): forget what is cached."""
 
@@ -113,10 +110,8 @@ class PartitionReader:
         self._on_open = on_open
         self._on_close = on_close
         self._session: _Session | None = None
-        self._admin: AdminClient | None = None
+        self._watch = TopicWatch(settings, topic)
         self._given: dict[int, Batch] = {}
-        self._check: Future[Any] | None = None
-        self._checked_at = 0.0
         self._warnings = Throttled(logger)
 
     @property
@@ -136,7 +131,8 @@ class PartitionReader:
             return []
         try:
             self._reopen_due(session)
-            self._check_topic(session)
+            if self._watch.is_another():
+                session.broken = "the topic was deleted and created again"
             batches = self._receive(session, timeout_s, limit)
             if session.failure is not None:
                 raise session.failure
@@ -160,7 +156,7 @@ class PartitionReader:
             del self._given[batch.partition]
             if batch.partition in session.open:
                 session.open[batch.partition].stored = batch.new
-            committed.append(_witness(batch.new))
+            committed.append(to_commit(batch.new))
         if session is not None and committed:
             try:
                 session.consumer.commit(offsets=committed, asynchronous=True)
@@ -175,10 +171,6 @@ class PartitionReader:
         logger.info("%s [%d]: dropped, another consumer moved its offset", self._topic, partition)
         self._close_partitions([partition], again_in_s=DROPPED_S)
 
-    def reopen(self, partitions: Collection[int] | None = None) -> None:
-        """Opens partitions (None: all) again at the next ``read``, asking for their start through ``on_open``."""
-        self._close_partitions(self.partitions if partitions is None else partitions, again_in_s=0.0)
-
     def close(self) -> None:
         """Leaves the group, so that others take over at once. ``read`` may not be called again."""
         if self._session is not None:
@@ -187,9 +179,7 @@ class PartitionReader:
     # Joining and leaving
 
     def _start(self) -> _Session | None:
-        if self._admin is None:
-            self._admin = client.make_admin(self._settings)
-        identity = client.topic_id(self._admin, self._topic)
+        identity = self._watch.identify()
         if identity is None:
             self._warnings.warning(
                 "missing", "%s: there is no such topic; create it with the command `topics apply`", self._topic
@@ -220,13 +210,11 @@ class PartitionReader:
 
         consumer.subscribe([self._topic], on_assign=assigned, on_revoke=revoked, on_lost=revoked)
         self._session = session
-        self._checked_at = time.monotonic()
         return session
 
     def _end(self, session: _Session) -> None:
         self._session = None
         self._given = {}
-        self._check = None
         self._tell_closed(session, list(session.open))
         session.open.clear()
         session.closed.clear()
@@ -253,12 +241,12 @@ class PartitionReader:
             )
             openings.append(opening)
             _log_opening(topic, opening)
-        others = (self._on_open(openings) if self._on_open is not None else None) or {}
-        starts = {opening.partition: others.get(opening.partition, opening.start) for opening in openings}
+        if self._on_open is not None:
+            self._on_open(openings)
         for opening in openings:
-            session.open[opening.partition] = _Open(opening.stored, starts[opening.partition])
+            session.open[opening.partition] = _Open(opening.stored, opening.start)
             session.closed.pop(opening.partition, None)
-        return starts
+        return {opening.partition: opening.start for opening in openings}
 
     def _close_partitions(self, partitions: Iterable[int], *, again_in_s: float) -> None:
         session = self._session
@@ -361,36 +349,6 @@ class PartitionReader:
     def _on_commit(self, error: KafkaError | None, _partitions: list[TopicPartition]) -> None:
         if error is not None:
             logger.debug("%s: the group's offset was not committed: %s", self._topic, error)
-
-    def _check_topic(self, session: _Session) -> None:
-        """Looks now and then, without waiting, whether the topic is still the same one."""
-        if self._admin is None or client.is_embedded(session.topic_id):
-            return
-        if self._check is not None and self._check.done():
-            check, self._check = self._check, None
-            if check.exception() is None and str(check.result().topic_id) != session.topic_id:
-                session.broken = "the topic was deleted and created again"
-        if self._check is None and time.monotonic() - self._checked_at > TOPIC_CHECK_S:
-            self._checked_at = time.monotonic()
-            topics = TopicCollection([self._topic])
-            self._check = self._admin.describe_topics(topics, request_timeout=client.ANSWER_S)[self._topic]
-
-
-def witnesses(consumer: Consumer, topic: str, partitions: Iterable[int], topic_id: str) -> dict[int, Witness]:
-    """The committed offsets of the consumer's group. One without a topic's ID is taken to be of ``topic_id``.
-
-    :raises KafkaException: Kafka did not answer.
-    """
-    found = consumer.committed([TopicPartition(topic, partition) for partition in partitions], client.ANSWER_S)
-    for one in found:
-        if one.error is not None:
-            raise KafkaException(one.error)
-    return {one.partition: Witness(one.offset, one.metadata or topic_id) for one in found if one.offset >= 0}
-
-
-def _witness(position: Position) -> TopicPartition:
-    """The offset to commit to Kafka. Its metadata is the topic's ID, since an offset means nothing without it."""
-    return TopicPartition(position.topic, position.partition, position.next_offset, position.topic_id)
 
 
 def _log_opening(topic: str, opening: Opening) -> None:

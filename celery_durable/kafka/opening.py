@@ -30,7 +30,7 @@ class Opening:
     committed: int | None
     """The group's committed offset, None if there is none."""
     start: int
-    """Where reading begins, unless the owner says otherwise."""
+    """Where reading begins."""
     recreated: bool
     """The topic is another one than the stored position's, or ends before it: it is read from its start (case B8)."""
     trimmed: bool

@@ -236,29 +236,6 @@ def test_on_open_that_raises_gives_no_message(settings: KafkaSettings, tables: T
         reader.close()
 
 
-def test_the_owner_may_choose_the_start(classic: KafkaSettings, tables: Tables) -> None:
-    """A holder that rebuilds reads from the start, under the compare-and-set of the stored offset."""
-    publish(classic, TOPIC, values(4), partition=0)
-    owner = Owner(classic, tables, TOPIC)
-    owner.read_until(4)
-    owner.reader.close()
-    reader = PartitionReader(
-        classic,
-        topic=TOPIC,
-        group_id=GROUP,
-        load=lambda: tables.positions(TOPIC),
-        on_open=lambda openings: {opening.partition: opening.low for opening in openings},
-    )
-    try:
-        (batch,) = wait_until(lambda: reader.read(0.2, 100) or None)
-        assert [message.offset for message in batch.messages] == [0, 1, 2, 3]
-        assert batch.old is not None
-        assert batch.old.next_offset == 4
-        assert batch.new.next_offset == 4
-    finally:
-        reader.close()
-
-
 def test_a_database_that_went_back_is_noticed(
     classic: KafkaSettings, tables: Tables, tmp_path: Path, owners: list[Owner]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
-from celery_durable.kafka import client, consumer
+from celery_durable.kafka import client, topic_watch
 from celery_durable.kafka.client import make_admin, make_consumer, producer_config
 from celery_durable.kafka.relay import Relay
 from celery_durable.kafka.settings import KafkaSettings
@@ -101,7 +101,7 @@ def test_a_topic_recreated_while_it_is_read(
     settings: KafkaSettings, topic: str, tables: Tables, owners: list[Owner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B8: messages below the old offset are not missed."""
-    monkeypatch.setattr(consumer, "TOPIC_CHECK_S", 0.5)
+    monkeypatch.setattr(topic_watch, "LOOK_EVERY_S", 0.5)
     publish(settings, topic, values(3), partition=0)
     owners.append(owner := Owner(settings, tables, topic))
     owner.read_until(3)
