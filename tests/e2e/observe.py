@@ -236,7 +236,7 @@ class History:
         account: str | None = None,
         since_ns: int = 0,
     ) -> None:
-        """No account, and no group, ever ran more than its limit at once (from ``since_ns`` on). Looks at both."""
+        """No run ever started (from ``since_ns`` on) beyond the limit of its account, or of its group."""
         running: dict[str, dict[str, tuple[str, Pair]]] = {}
         events = sorted(
             ((record, service.name) for service in self.services for record in service.records()),
@@ -254,7 +254,8 @@ class History:
             if record.time_ns >= since_ns:
                 used = Counter(pair for _, pair in now.values())
                 most = limit if isinstance(limit, int) else limit(record.account)
-                self.looked.bound(used, most, group_limits or {})
+                own = {name: most for name, most in (group_limits or {}).items() if name == record.group}
+                self.looked.bound(used, most, own)
         self.looked.require("bound", *(["group bound"] if group_limits else []))
 
 

@@ -90,6 +90,15 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
                 time.sleep(0.02)
         return os.getpid()
 
+    @operation(name="example.retry_until", account="{account}", limit=2, max_retries=None)
+    def retry_until(self: Any, account: str, flag: str) -> int:
+        """Retries until the file ``flag`` is there; returns the number of retries."""
+        with recorded(self, account):
+            if not Path(flag).exists():
+                raise self.retry(countdown=0.2)
+            retries: int = self.request.retries
+            return retries
+
     @operation(name="example.looked_up", account=lambda customer, retries=0: directory[customer], max_retries=10)
     def looked_up(self: Any, customer: str, retries: int = 0) -> str | None:
         """Its account comes from what its caller's process knows; returns what the worker's knows."""
