@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from celery_durable import transactions
+from celery_durable.call_options import storable
 from celery_durable.errors import EnqueueError
 from celery_durable.permits.messages import MAX_INT, Command, Forfeit, Pause, Resume, SetLimit
 from celery_durable.runtime import runtime_of
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 COMMAND_SEQ = "command_seq"
 """The counter that numbers this database's commands, apart from its reports."""
+TEXT_BYTES_MAX = 2_000
+"""Longest ``by`` and ``why``: a command must fit a Kafka message, and stays in the holder's row of the account."""
 
 
 def set_limit(
@@ -68,10 +71,10 @@ def forfeit(
     """
     check_key("client", client)
     if not isinstance(why, str) or not why.strip():
-        raise EnqueueError(f"why = {why!r}: say why the permits may be freed; the holder records it")
+        raise EnqueueError(f"why = {why!r:.100}: say why the permits may be freed; the holder records it")
     for name, value in (("epoch", epoch), ("version", version)):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_INT:
-            raise EnqueueError(f"{name} = {value!r}: give the whole number that holder-service accounts shows")
+            raise EnqueueError(f"{name} = {value!r:.100}: give the whole number that holder-service accounts shows")
     _stage(
         account,
         f"forfeit:{client}",
@@ -90,6 +93,8 @@ def _stage(
     account: str, slot: str, make: Callable[..., Command], *, by: str | None, why: str, app: Celery | None
 ) -> None:
     check_key("account", account)
+    by = _text("by", _user() if by is None else by)
+    why = _text("why", why)
     if app is None:
         from celery import current_app
 
@@ -101,14 +106,18 @@ def _stage(
         # they are committed.
         seq = draw(connection, tables.counters, COMMAND_SEQ)[0]
         try:
-            command = make(
-                account=account, client_id=settings.client_id, seq=seq, by=_user() if by is None else by, why=why
-            )
+            command = make(account=account, client_id=settings.client_id, seq=seq, by=by, why=why)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_context=False)[0]
             field = ".".join(str(part) for part in problem["loc"])
             raise EnqueueError(f"{field} = {problem['input']!r:.100}: {problem['msg']}") from None
         stage(connection, tables.outbox, [Staged(settings.accounts_topic, account, command.to_bytes(), slot=slot)])
+
+
+def _text(name: str, value: Any) -> str:
+    if not storable(value) or len(value.encode()) > TEXT_BYTES_MAX:
+        raise EnqueueError(f"{name} = {value!r:.100}: give a text of at most {TEXT_BYTES_MAX} bytes without NUL")
+    return str(value)
 
 
 def _user() -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection
@@ -15,8 +14,7 @@ from celery_durable import transactions
 from celery_durable.declaration import Declaration, Resolved
 from celery_durable.errors import DuplicateOperationError, EnqueueError
 from celery_durable.runtime import Runtime, runtime_of
-from celery_durable.store.operations import NewOperation, Operations
-from celery_durable.store.schema import Tables
+from celery_durable.store.operations import NewOperation, statements
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -90,7 +88,7 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
     try:
         if transactions.in_callers_transaction():
             with transactions.transaction(runtime) as connection:
-                return statements(runtime.tables, connection.dialect.name).insert(connection, new)
+                return statements(connection, runtime.tables).insert(connection, new)
         return _insert_alone(runtime, new, own_id)
     except DuplicateOperationError:
         if _publishes_callbacks():
@@ -99,17 +97,16 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
 
 
 def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
-    operations = statements(runtime.tables, runtime.database.dialect)
     try:
         with transactions.database_errors(runtime), _one_insert(runtime) as connection:
-            return operations.insert(connection, new)
+            return statements(connection, runtime.tables).insert(connection, new)
     except DBAPIError as error:
         # The pool's connection was cut (the server restarted, an idle timeout). The insert may have happened or not:
         # under the same ID a second one changes nothing.
         if not error.connection_invalidated:
             raise
     with transactions.database_errors(runtime), _one_insert(runtime) as connection:
-        return operations.insert(connection, new) and not own_id
+        return statements(connection, runtime.tables).insert(connection, new) and not own_id
 
 
 def _one_insert(runtime: Runtime) -> AbstractContextManager[Connection]:
@@ -121,13 +118,13 @@ def _one_insert(runtime: Runtime) -> AbstractContextManager[Connection]:
 def enqueue_many(task: DurableTask[..., Any], calls: Iterable[Any], *, batch_rows: int = BATCH_ROWS) -> Enqueued:
     """See :meth:`celery_durable.task.DurableTask.enqueue_many`."""
     if isinstance(batch_rows, bool) or not isinstance(batch_rows, int) or batch_rows < 1:
-        raise EnqueueError(f"batch_rows = {batch_rows!r}: give a whole number from 1 up")
+        raise EnqueueError(f"batch_rows = {batch_rows!r:.100}: give a whole number from 1 up")
     runtime = runtime_of(task.app)
     count, duplicates = 0, []
     try:
         for batch in _batches((task.prepare_call(call) for call in calls), batch_rows):
             with transactions.transaction(runtime) as connection:
-                known = statements(runtime.tables, connection.dialect.name).insert_many(connection, batch)
+                known = statements(connection, runtime.tables).insert_many(connection, batch)
             duplicates += known
             count += len(batch) - len(known)
     except Exception as error:
@@ -148,23 +145,6 @@ def _batches(operations: Iterator[NewOperation], rows: int) -> Iterator[list[New
             batch, size = [], 0
     if batch:
         yield batch
-
-
-@lru_cache(maxsize=64)
-def statements(tables: Tables, dialect: str) -> Operations:
-    """The statements for these tables, built once."""
-    return Operations(tables, dialect)
-
-
-@contextmanager
-def reading(runtime: Runtime) -> Iterator[Connection]:
-    """A connection to read with: the caller's where there is one, since only that sees what is not committed yet."""
-    if transactions.in_callers_transaction():
-        with transactions.transaction(runtime) as connection:
-            yield connection
-    else:
-        with transactions.database_errors(runtime), runtime.database.reading() as connection:
-            yield connection
 
 
 def _publishes_callbacks() -> bool:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from celery_durable.call_options import SECONDS_MAX, check_options, check_values
 from celery_durable.errors import EnqueueError
-from celery_durable.names import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,50 +31,6 @@ RUN_HEADER = "durable_run"
 """Put into the request, never into a message, by the worker's main process: the run token of this attempt."""
 OUR_HEADERS = (ATTEMPT_HEADER, GENERATION_HEADER, RUN_HEADER)
 """Celery copies headers into retries and callbacks: these are stripped wherever a message is caught."""
-
-DELAY_S_MAX = 10 * 365 * 86_400
-"""A countdown, ETA or expiry further off than ten years is a mistake."""
-
-CARRIED = frozenset(
-    {
-        # Celery's options that shape the message.
-        "task_id", "countdown", "eta", "expires", "link", "link_error", "shadow", "add_to_parent", "group_id",
-        "group_index", "retries", "chord", "chain", "reply_to", "time_limit", "soft_time_limit", "root_id",
-        "parent_id", "route_name", "ignore_result", "replaced_task_nesting", "argsrepr", "kwargsrepr", "origin",
-        "stamped_headers",
-        # Routing and publishing.
-        "queue", "exchange", "exchange_type", "routing_key", "priority", "serializer", "compression",
-        "delivery_mode", "headers",
-        # Properties that brokers know (kombu passes them on; the last two are Amazon SQS's).
-        "app_id", "cluster_id", "message_id", "timestamp", "type", "user_id", "MessageGroupId",
-        "MessageDeduplicationId",
-    }
-)  # fmt: skip
-"""Options of ``apply_async`` that an operation carries to the worker as the caller gave them."""
-
-_TRANSPARENT = frozenset({"producer", "redelivered"})
-"""Canvas, beat and ``self.retry()`` give these themselves. They say nothing about the message."""
-
-REFUSED: Mapping[str, str] = {
-    "connection": "the dispatcher publishes, over the app's own connection: set broker_url",
-    "publisher": "the dispatcher publishes, over the app's own connection: set broker_url",
-    "router": "set task_routes, or give queue",
-    "result_cls": "set the task's AsyncResult method",
-    "retry_policy": "delivery repeats until the operation starts: leave it out",
-    "retry": "delivery repeats until the operation starts: leave it out",
-    "declare": "give queue, and declare it in task_queues",
-    "mandatory": "delivery repeats until the operation starts: leave it out",
-    "immediate": "delivery repeats until the operation starts: leave it out",
-    "timeout": "the settings' publish_deadline_s holds for all deliveries",
-    "confirm_timeout": "the settings' publish_deadline_s holds for all deliveries",
-    "expiration": "give expires",
-    "now": "give eta",
-    "timezone": "give eta with its time zone",
-    "content_type": "give serializer",
-    "content_encoding": "give serializer",
-    "task_type": "it is always the task itself",
-}
-"""Options that a row cannot carry, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +82,7 @@ def capture(
     :param send: the ``apply_async`` that builds and publishes it; None: Celery's own.
     :raises EnqueueError: an argument that cannot be serialised, or an option that an operation cannot carry.
     """
-    options = _checked(task, options)
+    options = check_options(task, options)
     now = datetime.now(UTC)
     eta_delay_ms, eta_at_ms = _eta(task, options.pop("countdown", None), options.pop("eta", None), now)
     # The exec options hold what the task itself declares; None given by the caller takes it away.
@@ -207,15 +163,11 @@ class _Recorder(NoProducer):
         }
         publish = {key: value for key, value in publish.items() if value is not None}
         properties = {key: value for key, value in options.items() if value is not None}
+        check_values(name, {**publish, **properties})
         _require_json(name, headers, "headers")
         _require_json(name, properties, "")
         _require_json(name, publish, "")
         content_type, content_encoding, data = _serialise(name, body, serializer)
-        priority = publish.get("priority")
-        if priority is not None and (
-            isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > 2**31 - 1
-        ):
-            raise EnqueueError(f"{name}: priority = {priority!r}: give a whole number")
         return CapturedMessage(
             id=headers["id"],
             task=name,
@@ -229,7 +181,7 @@ class _Recorder(NoProducer):
             queue=str(declare[0].name if declare else publish.get("routing_key") or publish["exchange"]),
             eta_delay_ms=eta_delay_ms,
             expires_delay_ms=expires_delay_ms,
-            priority=priority or 0,
+            priority=publish.get("priority") or 0,
             retries=retries,
             eta_at_ms=eta_at_ms,
             expires_at_ms=expires_at_ms,
@@ -250,39 +202,18 @@ def digest(task: str, args: Any, kwargs: Any, data: bytes) -> str:
     return hashlib.sha256(task.encode() + b"\0" + canonical).hexdigest()
 
 
-def _checked(task: Task, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that the message carries."""
-    stamps: Collection[str] = options.get("stamped_headers") or ()
-    checked = {}
-    for name, value in options.items():
-        if name in _TRANSPARENT or (name in REFUSED and (value is None or (name == "retry" and value is True))):
-            continue
-        if name in REFUSED:
-            raise EnqueueError(f"{task.name}: {name} = {value!r}: an operation cannot carry it; {REFUSED[name]}")
-        if name not in CARRIED and name not in stamps:
-            hint = nearest(name, CARRIED | {"account", "group"}, list_all=False)
-            raise EnqueueError(
-                f"{task.name}: {name} = {value!r}: there is no such option{hint}; data of your own goes into headers"
-            )
-        checked[name] = value
-    task_id = checked.get("task_id")
-    if task_id is not None and (not isinstance(task_id, str) or not 0 < len(task_id) <= 255 or "\0" in task_id):
-        raise EnqueueError(f"{task.name}: task_id = {task_id!r:.100}: give a text of 1 to 255 characters without NUL")
-    return checked
-
-
 def _exec_option(task: Task, name: str) -> Any:
     return task._get_exec_options().get(name)  # what Celery's own apply_async starts from
 
 
 def _eta(task: Task, countdown: Any, eta: Any, now: datetime) -> tuple[int | None, int | None]:
     if countdown is not None and eta is not None:
-        raise EnqueueError(f"{task.name}: countdown = {countdown!r} and eta = {eta!r}: give one of them")
+        raise EnqueueError(f"{task.name}: countdown = {countdown!r:.100} and eta = {eta!r:.100}: give one of them")
     if countdown is not None:
         delay_ms, _ = _moment(task, "countdown", countdown, now)
         return delay_ms or None, None
     if isinstance(eta, int | float | timedelta):
-        raise EnqueueError(f"{task.name}: eta = {eta!r}: give a datetime, or countdown in seconds")
+        raise EnqueueError(f"{task.name}: eta = {eta!r:.100}: give a datetime, or countdown in seconds")
     return _moment(task, "eta", eta, now)
 
 
@@ -297,7 +228,7 @@ def _moment(task: Task, field: str, value: Any, now: datetime) -> tuple[int | No
         try:
             at = datetime.fromisoformat(at)
         except ValueError:
-            raise EnqueueError(f"{task.name}: {field} = {value!r}: not an ISO 8601 time") from None
+            raise EnqueueError(f"{task.name}: {field} = {value!r:.100}: not an ISO 8601 time") from None
     if isinstance(at, datetime):
         at = maybe_make_aware(at, task.app.timezone)
         delay_s = (at - now).total_seconds()
@@ -307,11 +238,11 @@ def _moment(task: Task, field: str, value: Any, now: datetime) -> tuple[int | No
     elif isinstance(at, int | float) and not isinstance(at, bool):
         delay_s, at_ms = _float(at), None
     else:
-        raise EnqueueError(f"{task.name}: {field} = {value!r}: give seconds or a datetime")
+        raise EnqueueError(f"{task.name}: {field} = {value!r:.100}: give seconds or a datetime")
     if at_ms is None and not delay_s >= 0:
-        raise EnqueueError(f"{task.name}: {field} = {value!r}: give 0 or more seconds")
-    if delay_s > DELAY_S_MAX:
-        raise EnqueueError(f"{task.name}: {field} = {value!r}: further off than ten years")
+        raise EnqueueError(f"{task.name}: {field} = {value!r:.100}: give 0 or more seconds")
+    if delay_s > SECONDS_MAX:
+        raise EnqueueError(f"{task.name}: {field} = {value!r:.100}: further off than ten years")
     return max(0, math.ceil(delay_s * 1000)), at_ms
 
 
@@ -330,7 +261,7 @@ def _serialise(task: str, body: Any, serializer: str) -> tuple[str, str, bytes]:
     except Exception as error:
         raise EnqueueError(
             f"{task}: its arguments, links or chain cannot be serialised by {serializer!r} ({type(error).__name__}: "
-            f"{error}); give simpler ones, or another serializer"
+            f"{error!s:.200}); give simpler ones, or another serializer"
         ) from error
     return content_type, content_encoding, data.encode(content_encoding) if isinstance(data, str) else bytes(data)
 

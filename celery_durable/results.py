@@ -18,9 +18,11 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult
 
 from celery_durable import transactions
-from celery_durable.enqueue import reading, statements
-from celery_durable.outcomes import Encoded, decode_result
+from celery_durable.call_options import storable
+from celery_durable.errors import EnqueueError
+from celery_durable.outcomes import Encoded, bound_text, decode_result
 from celery_durable.runtime import Runtime, runtime_of
+from celery_durable.store.operations import statements
 from celery_durable.store.schema import (
     ADMITTED,
     CANCELLED,
@@ -76,9 +78,11 @@ class DurableBackend(BaseBackend):
 
     def read(self, task_id: str) -> OperationView | None:
         """The operation's row; None: there is none, or no more."""
+        if not storable(task_id):
+            return None
         runtime = self._runtime
-        with reading(runtime) as connection:
-            return statements(runtime.tables, connection.dialect.name).read(connection, task_id)
+        with transactions.reading(runtime) as connection:
+            return statements(connection, runtime.tables).read(connection, task_id)
 
     def task_result_exists(self, task_id: str) -> bool:
         """Whether there is such an operation, whatever its state."""
@@ -115,9 +119,11 @@ class DurableBackend(BaseBackend):
             nap_s = min(interval, nap_s * 1.5)
 
     def _committed_state(self, task_id: str) -> str | None:
+        if not storable(task_id):
+            return None
         runtime = self._runtime
         with transactions.database_errors(runtime), runtime.database.reading() as connection:
-            return statements(runtime.tables, connection.dialect.name).state(connection, task_id)
+            return statements(connection, runtime.tables).state(connection, task_id)
 
     def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
         view = self.read(task_id)
@@ -166,7 +172,7 @@ class DurableBackend(BaseBackend):
     def _forget(self, task_id: str) -> None:
         runtime = self._runtime
         with transactions.transaction(runtime) as connection:
-            statements(runtime.tables, connection.dialect.name).forget(connection, task_id)
+            statements(connection, runtime.tables).forget(connection, task_id)
 
     def _save_group(self, *_: Any) -> Any:
         raise _no_groups()
@@ -207,12 +213,19 @@ class DurableAsyncResult(AsyncResult, Generic[R]):
 
         In the caller's transaction where :func:`celery_durable.using` is in force.
 
+        :param reason: for people; kept as the operation's error, cut to the setting ``error_bytes_max``.
         :returns: ``cancelled``, ``requested`` (it runs), ``ended`` (before), or ``unknown`` (there is none).
+        :raises EnqueueError: the reason is no text.
         """
+        if not isinstance(reason, str):
+            raise EnqueueError(f"reason = {reason!r:.100}: give a text")
+        if not storable(self.id):
+            return "unknown"
         self._cache = None
         runtime = runtime_of(self.app)
+        reason = bound_text(reason, bytes_max=runtime.settings.error_bytes_max)
         with transactions.transaction(runtime) as sql:
-            return statements(runtime.tables, sql.dialect.name).cancel(sql, self.id, reason)
+            return statements(sql, runtime.tables).cancel(sql, self.id, reason)
 
 
 def durable_backend(app: Celery) -> DurableBackend:

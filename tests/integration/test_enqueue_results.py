@@ -13,7 +13,7 @@ from celery.exceptions import TaskError, TaskRevokedError, TimeoutError
 from sqlalchemy import event, insert, select, update
 from sqlalchemy.orm import Session
 
-from celery_durable import DurableAsyncResult, DurableTask, using
+from celery_durable import DurableAsyncResult, DurableTask, EnqueueError, using
 from celery_durable.outcomes import Encoded, encode_exception, encode_result
 from celery_durable.results import CELERY_STATES, DurableBackend
 from celery_durable.store.clock import now_ms
@@ -105,6 +105,27 @@ def test_an_unknown_id_is_pending_as_in_celery(shop: Service) -> None:
     with pytest.raises(TimeoutError):
         result.get(timeout=0)
     assert result.cancel() == "unknown"
+
+
+@pytest.mark.parametrize("wrong", [5, "a\0b", "\ud800", b"x", "x" * 100_000])
+def test_an_id_that_no_operation_can_have_is_unknown(shop: Service, wrong: Any) -> None:
+    """An ID may come from outside: it is never an error of the database, least of all in the caller's transaction."""
+    result = shop.plain.AsyncResult(wrong)
+    assert (result.state, result.cancel()) == (states.PENDING, "unknown")
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"x", {}])
+def test_a_reason_that_is_no_text_is_refused(shop: Service, wrong: Any) -> None:
+    result = shop.plain.delay(1)
+    with pytest.raises(EnqueueError, match=r"reason = .*give a text"):
+        result.cancel(wrong)
+    assert result.state == states.PENDING
+
+
+def test_a_reason_of_any_shape_is_kept_bounded(shop: Service) -> None:
+    result = shop.plain.delay(1)
+    assert result.cancel("a\0\ud800" + "x" * 5_000_000) == "cancelled"
+    assert len(shop.operation(result.id).error) <= 20_000
 
 
 def test_get_waits_without_a_hot_poll(shop: Service) -> None:

@@ -146,6 +146,34 @@ def lambda_body() -> None: ...
         ({"headers": {"a": object()}}, "headers['a'] = <object"),
         ({"headers": {"a": float("nan")}}, "headers['a'] = nan"),
         ({"message_id": b"1"}, "message_id = b'1'"),
+        ({"task_id": "\ud800"}, "task_id = '\\ud800'"),
+        ({"retries": "x"}, "retries = 'x': give a whole number from 0 up"),
+        ({"retries": -1}, "retries = -1"),
+        ({"retries": 2**31}, "retries = 2147483648"),
+        ({"time_limit": "1"}, "time_limit = '1': give seconds from 0 up"),
+        ({"soft_time_limit": float("nan")}, "soft_time_limit = nan"),
+        ({"time_limit": -1}, "time_limit = -1"),
+        ({"link": "x"}, "link = 'x': give signatures"),
+        ({"link_error": [5]}, "link_error = [5]: give signatures"),
+        ({"chain": {"a": 1}}, "chain = {'a': 1}: give signatures"),
+        ({"queue": 5}, "queue = 5: give a name"),
+        ({"queue": ["x"]}, "queue = ['x']: give a name"),
+        ({"queue": "a\0b"}, "queue = 'a\\x00b': give a name"),
+        ({"queue": "x" * 256}, "at most 255 bytes"),
+        ({"exchange": 5}, "exchange = 5: give a name"),
+        ({"routing_key": b"x"}, "routing_key = b'x': give a name"),
+        ({"compression": "nope"}, "compression = 'nope': give the name of a compression"),
+        ({"delivery_mode": "durable"}, "delivery_mode = 'durable': give 'persistent' or 'transient'"),
+        ({"serializer": "x" * 5_000_000}, "serializer = 'xxx"),
+        ({"shadow": 5}, "shadow = 5: give a text"),
+        ({"timestamp": "now"}, "timestamp = 'now': give a whole number"),
+        ({"headers": 5}, "headers = 5: give a dictionary"),
+        ({"headers": {1: 2}}, "headers = {1: 2}: give a dictionary"),
+        ({"headers": {"id": "mine"}}, "headers['id']: Celery writes this header itself"),
+        ({"stamped_headers": 5}, "stamped_headers = 5: give a list"),
+        ({"stamped_headers": ["x"]}, "the call has no 'x'"),
+        ({"countdown": "x" * 5_000_000}, "countdown = 'xxx"),
+        ({"connection": "x" * 5_000_000}, "connection = 'xxx"),
     ],
 )
 def test_options_are_carried_or_refused_by_name(task: Task, options: dict[str, Any], says: str) -> None:
@@ -154,6 +182,13 @@ def test_options_are_carried_or_refused_by_name(task: Task, options: dict[str, A
         caught(task, "a", **options)
     assert says in str(caught_error.value)
     assert str(caught_error.value).startswith("charge: ")
+    assert len(str(caught_error.value)) < 400
+
+
+def test_what_the_task_itself_declares_is_checked_too(app: Celery) -> None:
+    task = app.task(name="wrong", shared=False, lazy=False, compression="nope")(lambda_body)
+    with pytest.raises(EnqueueError, match="wrong: compression = 'nope'"):
+        caught(task)
 
 
 def test_options_that_say_what_holds_anyway(task: Task) -> None:
