@@ -76,6 +76,20 @@ def transaction(runtime: Runtime) -> Iterator[Connection]:
             yield _connection(runtime, target)
 
 
+@contextmanager
+def reading(runtime: Runtime) -> Iterator[Connection]:
+    """A connection to read with: the caller's where there is one, since only that sees what is not committed yet.
+
+    :raises EnqueueError: as :func:`transaction`.
+    """
+    if in_callers_transaction():
+        with transaction(runtime) as connection:
+            yield connection
+    else:
+        with database_errors(runtime), runtime.database.reading() as connection:
+            yield connection
+
+
 def _connection(runtime: Runtime, target: Session | Connection) -> Connection:
     connection = target if isinstance(target, Connection) else target.connection()
     if connection.dialect.name not in DIALECTS:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, select
 
 from celery_durable.permits.messages import AccountLimit, AccountReply, read_reply
+from celery_durable.store.sql import parts
 
 if TYPE_CHECKING:
     from celery_durable.store.schema import Tables
-
-_CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +39,9 @@ NOTHING = Known({}, None)
 def load_known(connection: Connection, tables: Tables, names: Collection[str]) -> dict[str, Known]:
     """What the rows of these accounts say; accounts without a row are left out."""
     rows = tables.accounts
-    wanted = sorted(names)
     known = {}
-    for start in range(0, len(wanted), _CHUNK):
-        statement = select(rows.c.account, rows.c.blocked, rows.c.reply).where(
-            rows.c.account.in_(wanted[start : start + _CHUNK])
-        )
+    for some in parts(sorted(names)):
+        statement = select(rows.c.account, rows.c.blocked, rows.c.reply).where(rows.c.account.in_(some))
         for row in connection.execute(statement):
             reply = read_reply(row.reply.encode()) if row.reply else None
             known[row.account] = Known(row.blocked or {}, reply)

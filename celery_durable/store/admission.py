@@ -29,7 +29,7 @@ from sqlalchemy import (
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import ADMITTED, QUEUED, Tables
 from celery_durable.store.sending import Resends
-from celery_durable.store.sql import Dialect, in_states
+from celery_durable.store.sql import Dialect, in_states, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Admission:
             one = Admitted(row.order_no, row.id, row.generation, row.attempt, row.queue)
             admitted.setdefault((row.account, row.group), []).append(one)
         numbers: Sequence[int] = sorted(row.order_no for row in rows)
-        for start in range(0, len(numbers), 5_000):
-            connection.execute(self._admit, {"numbers": numbers[start : start + 5_000]})
+        for some in parts(numbers):
+            connection.execute(self._admit, {"numbers": some})
         return admitted
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
+
+from celery_durable.store.sql import dialect_of, insert_new
 
 
 def offsets_table(metadata: MetaData, prefix: str) -> Table:
@@ -59,7 +60,6 @@ def advance(connection: Connection, offsets: Table, old: Position | None, new: P
     The row stays locked until the transaction ends: a second owner waits, then finds that it moved.
     """
     if old is None:
-        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
         row = {
             "topic": new.topic,
             "partition": new.partition,
@@ -67,7 +67,7 @@ def advance(connection: Connection, offsets: Table, old: Position | None, new: P
             "next_offset": new.next_offset,
         }
         statement: ReturningInsert[Any] | ReturningUpdate[Any] = (
-            insert(offsets).values(row).on_conflict_do_nothing().returning(offsets.c.partition)
+            insert_new(dialect_of(connection), offsets).values(row).returning(offsets.c.partition)
         )
     else:
         statement = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from sqlalchemy import (
@@ -24,14 +25,11 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from celery_durable.errors import DuplicateOperationError
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import ADMITTED, CANCELLED, ENDED_STATES, QUEUED, RUNNING, SCHEDULED, Tables
-
-IDS_PER_STATEMENT = 500
-"""IDs in one ``IN (…)``: far below any database's limit of parameters."""
+from celery_durable.store.sql import Dialect, dialect_insert, dialect_of, parts
 
 _PAYLOAD_COLUMNS = (
     "id",
@@ -118,10 +116,20 @@ class OperationView:
     """Why each waiting group of its account waits, as the last pass found it."""
 
 
-class Operations:
-    """The statements, built once per process and dialect. All work inside the caller's transaction."""
+def statements(connection: Connection, tables: Tables) -> Operations:
+    """The statements for these tables and the connection's kind of database, built once."""
+    return _built(tables, dialect_of(connection))
 
-    def __init__(self, tables: Tables, dialect: str) -> None:
+
+@lru_cache(maxsize=64)
+def _built(tables: Tables, dialect: Dialect) -> Operations:
+    return Operations(tables, dialect)
+
+
+class Operations:
+    """The statements of one client's tables. All work inside the caller's transaction."""
+
+    def __init__(self, tables: Tables, dialect: Dialect) -> None:
         self._tables = tables
         self._postgresql = dialect == "postgresql"
         self._insert = _insert_operation(tables, dialect)
@@ -195,10 +203,8 @@ class Operations:
         """The digest of task and arguments of those operations that exist."""
         payloads = self._tables.payloads
         found: dict[str, str] = {}
-        for start in range(0, len(ids), IDS_PER_STATEMENT):
-            statement = select(payloads.c.id, payloads.c.digest).where(
-                payloads.c.id.in_(ids[start : start + IDS_PER_STATEMENT])
-            )
+        for some in parts(ids):
+            statement = select(payloads.c.id, payloads.c.digest).where(payloads.c.id.in_(some))
             found.update((row.id, row.digest) for row in connection.execute(statement))
         return found
 
@@ -235,7 +241,7 @@ class Operations:
         )
 
 
-def _insert_operation(tables: Tables, dialect: str) -> Any:
+def _insert_operation(tables: Tables, dialect: Dialect) -> Any:
     def after(at: str, delay: str) -> Any:
         return func.coalesce(bindparam(at, type_=BigInteger), now_ms() + bindparam(delay, type_=BigInteger))
 
@@ -250,9 +256,7 @@ def _insert_operation(tables: Tables, dialect: str) -> Any:
         "admitted_at": now_ms() + bindparam("admitted_delay", type_=BigInteger),
         "enqueued_at": now_ms(),
     }
-    if dialect == "postgresql":
-        return postgresql.insert(tables.operations).values(values).on_conflict_do_nothing(index_elements=["id"])
-    return sqlite.insert(tables.operations).values(values).on_conflict_do_nothing(index_elements=["id"])
+    return dialect_insert(dialect, tables.operations).values(values).on_conflict_do_nothing(index_elements=["id"])
 
 
 def _insert_all(tables: Tables, operation: Any) -> Select[Any]:

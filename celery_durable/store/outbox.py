@@ -7,10 +7,9 @@ order (case B12). The relay holds no lock while it sends; it deletes a row only 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -22,7 +21,6 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    ScalarSelect,
     String,
     Table,
     Text,
@@ -34,9 +32,9 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from celery_durable.store.clock import now_ms
+from celery_durable.store.sql import database_now, dialect_insert, dialect_of, parts
 
 ROWS_A_STATEMENT = 500
 """Rows that one statement names by number, at most: far below every database's limit of parameters."""
@@ -93,7 +91,6 @@ class Outgoing:
     body: bytes
     headers: dict[str, str] | None
     failures: int
-    staged_at_ms: int
 
 
 def stage(connection: Connection, outbox: Table, messages: Sequence[Staged]) -> None:
@@ -112,8 +109,7 @@ def stage(connection: Connection, outbox: Table, messages: Sequence[Staged]) -> 
             slots[message.topic, message.key, message.slot] = message
     # All writers lock the rows that they replace in one order, so that no two of them can deadlock.
     ordered = [*plain, *(slots[name] for name in sorted(slots))]
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = insert(outbox).values(
+    statement = dialect_insert(dialect_of(connection), outbox).values(
         {
             "topic": bindparam("topic"),
             "key": bindparam("key"),
@@ -144,7 +140,7 @@ def claim(connection: Connection, outbox: Table, *, limit: int, hold_ms: int) ->
     """Takes due rows for ``hold_ms``: until then no other relay sends them. Skips rows that are locked."""
     due = (
         select(outbox.c.no)
-        .where(outbox.c.due_at <= _now())
+        .where(outbox.c.due_at <= database_now())
         .order_by(outbox.c.due_at, outbox.c.no)
         .limit(limit)
         .with_for_update(skip_locked=True)
@@ -166,7 +162,7 @@ def delivered(connection: Connection, outbox: Table, sent: Sequence[Outgoing]) -
     A row that is locked is being replaced, so it stays.
     """
     deleted = 0
-    for some in _parts(sent):
+    for some in parts(sent, ROWS_A_STATEMENT):
         rows = _as_sent(outbox, some)
         deleted += connection.execute(delete(outbox).where(rows)).rowcount
     return deleted
@@ -181,7 +177,7 @@ def failed(
     """
     for failures, rows in groupby(sorted(sent, key=lambda row: row.failures), key=lambda row: row.failures):
         delay_ms = min(retry_max_ms, retry_min_ms << min(failures, 30))
-        for some in _parts(list(rows)):
+        for some in parts(list(rows), ROWS_A_STATEMENT):
             connection.execute(
                 update(outbox).where(_as_sent(outbox, some)).values(failures=failures + 1, due_at=now_ms() + delay_ms)
             )
@@ -189,28 +185,19 @@ def failed(
 
 def due_in_ms(connection: Connection, outbox: Table) -> int | None:
     """Ms until the first row is due, 0 or less if one is due now, None if the outbox is empty."""
-    value = connection.execute(select(func.min(outbox.c.due_at) - _now())).scalar_one()
+    value = connection.execute(select(func.min(outbox.c.due_at) - database_now())).scalar_one()
     return None if value is None else int(value)
 
 
 def depth(connection: Connection, outbox: Table) -> tuple[int, int]:
     """(rows waiting, age of the oldest in ms). A row's age counts from its first staging, replaced or not."""
     rows, age = connection.execute(
-        select(func.count(), _now() - func.min(outbox.c.staged_at)).select_from(outbox)
+        select(func.count(), database_now() - func.min(outbox.c.staged_at)).select_from(outbox)
     ).one()
     return int(rows), 0 if age is None else max(0, int(age))
 
 
-_OUTGOING = ("no", "version", "topic", "key", "body", "headers", "failures", "staged_at")
-
-
-def _parts(rows: Sequence[Outgoing]) -> Iterator[Sequence[Outgoing]]:
-    return (rows[first : first + ROWS_A_STATEMENT] for first in range(0, len(rows), ROWS_A_STATEMENT))
-
-
-def _now() -> ScalarSelect[Any]:
-    """The time as a subquery, computed once: PostgreSQL uses no index for a comparison with a volatile function."""
-    return select(now_ms()).scalar_subquery()
+_OUTGOING = ("no", "version", "topic", "key", "body", "headers", "failures")
 
 
 def _as_sent(outbox: Table, sent: Sequence[Outgoing]) -> ColumnElement[bool]:

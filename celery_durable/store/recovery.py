@@ -40,7 +40,7 @@ from celery_durable.store.schema import (
     WAITING_STATES,
     Tables,
 )
-from celery_durable.store.sql import database_now, execute_many, in_states
+from celery_durable.store.sql import database_now, execute_many, in_states, parts
 
 LOST = "lost"
 """Outcome of an attempt, in its row of history."""
@@ -174,8 +174,7 @@ class Recoveries:
         found = list(connection.execute(self._ended_default, {"keep_ms": default_ms, "limit": limit}))
         for keep_ms in connection.scalars(self._keep_classes).all():
             found += connection.execute(self._ended_own, {"keep_ms": keep_ms, "limit": limit})
-        for start in range(0, len(found), 5_000):
-            part = found[start : start + 5_000]
+        for part in parts(found):
             ids = [row.id for row in part]
             connection.execute(delete(payloads).where(payloads.c.id.in_(ids)))
             connection.execute(delete(attempts).where(attempts.c.operation_id.in_(ids)))

@@ -1,10 +1,10 @@
-"""Pieces of SQL that the dispatcher's statements share, the same on SQLite and PostgreSQL."""
+"""Pieces of SQL that statements of both sides share, the same on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, ScalarSelect, Table, Update, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -13,6 +13,11 @@ from celery_durable.store.clock import now_ms
 from celery_durable.store.database import Database
 
 Dialect = Literal["postgresql", "sqlite"]
+
+T = TypeVar("T")
+
+PARAMETERS_MAX = 5_000
+"""Parameters in one statement at most: PostgreSQL refuses more than 65,535, older SQLite more than 32,766."""
 
 
 @contextmanager
@@ -33,7 +38,7 @@ def in_states(table: Any, states: Iterable[str]) -> ColumnElement[bool]:
 
 
 def database_now() -> ScalarSelect[int]:
-    """The database's time as a subquery, evaluated once a statement: only so can an index be searched with it."""
+    """The database's time as a subquery, computed once a statement: only so does PostgreSQL search an index with it."""
     return select(now_ms()).scalar_subquery()
 
 
@@ -42,11 +47,19 @@ def dialect_of(connection: Connection) -> Dialect:
     return "postgresql" if connection.dialect.name == "postgresql" else "sqlite"
 
 
+def dialect_insert(dialect: Dialect, table: Table) -> Any:
+    """The database's own ``INSERT``, which can have an ``ON CONFLICT``."""
+    return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+
+
 def insert_new(dialect: Dialect, table: Table) -> Any:
     """``INSERT … ON CONFLICT DO NOTHING``."""
-    if dialect == "postgresql":
-        return postgresql.insert(table).on_conflict_do_nothing()
-    return sqlite.insert(table).on_conflict_do_nothing()
+    return dialect_insert(dialect, table).on_conflict_do_nothing()
+
+
+def parts(items: Sequence[T], size: int = PARAMETERS_MAX) -> Iterator[Sequence[T]]:
+    """The items, in order, in parts of ``size`` at most: one statement each."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def execute_many(connection: Connection, statement: Update, rows: list[Mapping[str, Any]]) -> None:

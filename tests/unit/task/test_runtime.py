@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,9 @@ from celery_durable import settings
 from celery_durable.runtime import runtime_of
 
 
-def test_threads_that_ask_at_once_get_the_same_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_ask_at_once_get_the_same_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     app = Celery("billing", set_as_current=False)
-    app.conf.durable = {"client_id": "billing", "database_url": "sqlite://"}
+    app.conf.durable = {"client_id": "billing", "database_url": f"sqlite:///{tmp_path / 'billing.sqlite3'}"}
     both_load = threading.Barrier(2)
     load = settings.load
 
