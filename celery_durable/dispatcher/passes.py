@@ -91,9 +91,10 @@ class Passes:
             woken = self._accounts.woken(connection, self._after, max(1, limit - len(due)))
         chosen = self._ready(dict.fromkeys([*due, *woken]))
         self._forget_failures(chosen)
+        # Also when all of these rest after a failure: those behind them have their turn.
+        self._after = woken[-1] if woken else ""
         if not chosen:
             return min([next_s, *self._failure_pauses()])
-        self._after = woken[-1] if woken else ""
         with self._database.transaction() as transaction:
             batch = self._bring_up_to_date(transaction, chosen, {})
         self._hand_over(batch.admitted)

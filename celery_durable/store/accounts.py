@@ -116,7 +116,8 @@ class Accounts:
         found = list(connection.scalars(self._next_woken, {"after": after, "limit": limit}))
         if after and len(found) < limit:
             again = connection.scalars(self._next_woken, {"after": "", "limit": limit - len(found)})
-            found += [account for account in again if account <= after]
+            # Never compared here: the database may sort in another order than Python.
+            found = list(dict.fromkeys([*found, *again]))
         return found
 
     def due(self, connection: Connection, limit: int) -> tuple[list[str], float]:

@@ -86,7 +86,10 @@ class Deliveries:
         return _taken(connection.execute(self._claim_again, {"queue_name": queue, "limit": limit}))
 
     def put_back(self, connection: Connection, unsent: Sequence[Admitted]) -> None:
-        """Makes operations that were not sent after all due at once, as if they had not been taken."""
+        """Makes operations that were not sent after all due at once, as if they had not been taken.
+
+        One that others hold stays as it is, and is due again when its time comes.
+        """
         execute_many(
             connection,
             self._put_back,
@@ -220,8 +223,8 @@ def _give_back(tables: Tables, resends: Resends) -> Any:
 
 def _put_back(tables: Tables) -> Update:
     operations = tables.operations
-    return (
-        update(operations)
+    unsent = (
+        select(operations.c.order_no)
         .where(
             operations.c.order_no == bindparam("number"),
             operations.c.attempt == bindparam("of_attempt"),
@@ -229,6 +232,12 @@ def _put_back(tables: Tables) -> Update:
             in_states(operations, (ADMITTED,)),
             operations.c.sends > 0,
         )
+        .with_for_update(skip_locked=True)
+        .cte("unsent")
+    )
+    return (
+        update(operations)
+        .where(operations.c.order_no.in_(select(unsent.c.order_no)))
         .values(due_at=now_ms(), sends=operations.c.sends - 1)
     )
 

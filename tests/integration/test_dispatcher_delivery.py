@@ -7,6 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from amqp.exceptions import ChannelError
@@ -217,6 +218,26 @@ def test_a_due_row_that_someone_holds_is_left_without_spinning(postgresql_url: s
         connection.execute(update(operations).where(operations.c.id == "held").values(state="cancelled"))
         assert service.again().delivery(app).step() == float("inf")
     assert received(app, queue) == []
+    service.close()
+
+
+@pytest.mark.postgresql
+def test_who_holds_what_is_put_back_stalls_no_delivery(postgresql_url: str, app: Celery, queue: str) -> None:
+    """A36: a cancel that is not committed yet, of an operation for which its Celery queue has no room."""
+    service = Service(postgresql_url, sent_not_started_max=1)
+    service.add("first", "held", "last", queue=queue)
+    service.run_passes()
+    service.lease(3)
+    other = service.again()
+    delivery = other.delivery(app)
+    delivery.hand_over(service.handed)
+    operations = service.tables.operations
+    with ThreadPoolExecutor(1) as pool, service.database.transaction() as connection:
+        connection.execute(update(operations).where(operations.c.id == "held").values(state="cancelled"))
+        pool.submit(delivery.step).result(10)
+        pool.submit(other.database.drop_held).result(10)
+        assert len(received(app, queue)) == 1
+    assert [service.row(one).sends for one in ("first", "held", "last")] == [1, 1, 0]
     service.close()
 
 

@@ -515,6 +515,23 @@ def test_woken_accounts_take_turns(database_url: str) -> None:
     service.close()
 
 
+def test_accounts_take_turns_in_whatever_order_the_database_sorts(postgresql: Service) -> None:
+    """A28: a database sorts text by its locale ("a" before "B"), Python does not: no account is left out by that."""
+    with postgresql.database.transaction() as connection:
+        for table in ("wakes", "accounts"):
+            name = getattr(postgresql.tables, table).name
+            connection.execute(text(f'ALTER TABLE {name} ALTER COLUMN account TYPE text COLLATE "en-x-icu"'))
+    passes = postgresql.passes()
+    for account in ("B", "a"):
+        postgresql.add(f"first {account}", account=account)
+        postgresql.run_passes(passes)
+        assert postgresql.report(account) is not None
+    for account in ("a", "B", "c"):
+        postgresql.add(f"second {account}", account=account)
+        postgresql.run_passes(passes)
+        assert postgresql.count("wakes") == 0
+
+
 # Cost
 
 
