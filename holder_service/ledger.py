@@ -162,8 +162,7 @@ class Ledger:
             outcome.kept.append(row)
         if decision.mirror is not None:
             outcome.mirrors.append(decision.mirror)
-            topic, body = self._settings.limits_topic, decision.mirror.to_bytes()
-            outcome.staged.append(Staged(topic=topic, key=account, body=body, slot=MIRROR_SLOT))
+            outcome.staged.append(stage_mirror(self._settings, decision.mirror))
         for reply in decision.replies:
             topic, body = self._settings.replies_topic(reply.client_id), reply.to_bytes()
             outcome.staged.append(Staged(topic=topic, key=account, body=body, slot=REPLY_SLOT))
@@ -184,3 +183,8 @@ class Ledger:
             later = replace(row, version=version, due_at_ms=now_ms + FAILED_ACCOUNT_PAUSE_MS)
             outcome.writes.append(Write(row.account, row.version, later))
             outcome.kept.append(later)
+
+
+def stage_mirror(settings: HolderSettings, mirror: LimitMirror) -> Staged:
+    """The message that puts the account's commands into the limits topic, in place of an unsent older one."""
+    return Staged(topic=settings.limits_topic, key=mirror.account, body=mirror.to_bytes(), slot=MIRROR_SLOT)

@@ -69,7 +69,7 @@ class Holder:
 
     def _relay_step(self) -> float | None:
         # What a rebuild stages is sent when it is complete: until then it has not seen every client.
-        return self._relay.step() if self._service.life is not None else NOT_IN_SERVICE_S
+        return self._relay.step() if self._service.may_send else NOT_IN_SERVICE_S
 
 
 def run(settings: HolderSettings, *, stop: threading.Event | None = None) -> int:

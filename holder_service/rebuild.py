@@ -23,8 +23,8 @@ from celery_durable.permits.messages import AccountReport, LimitMirror, read_lim
 from celery_durable.store import counters, offsets, outbox
 from celery_durable.store.database import Database
 from celery_durable.store.offsets import Position
-from holder_service import inbox, life, semaphore, store, topic
-from holder_service.ledger import Ledger
+from holder_service import inbox, life, mirrors, semaphore, store, topic
+from holder_service.ledger import Ledger, stage_mirror
 from holder_service.life import Life, LifeChanged, Rebuild
 from holder_service.settings import HolderSettings
 from holder_service.store import HolderTables
@@ -170,8 +170,13 @@ class _Run:
             self._present = life.change(connection, self._tables, present, epoch=epoch, rebuild=self._progress)
 
     def _restore_limits(self) -> None:
-        """The newest mirror of each account becomes its commands again, before any report is read."""
+        """The newest mirror of each account becomes its commands again, before any report is read.
+
+        A restored database may have older commands, also in its outbox, or newer ones that it had not sent: merged,
+        they are sent again where the topic is not what the database knew.
+        """
         newest: dict[str, LimitMirror] = {}
+        last: dict[str, LimitMirror] = {}
         for received in read_to_end(self._settings, self._settings.limits_topic, deadline_s=READ_DEADLINE_S):
             if received.value is None:
                 continue
@@ -181,30 +186,36 @@ class _Run:
                 where = f"{received.topic}/{received.partition} offset {received.offset}"
                 logger.warning("%s: ignored: %s", where, error)
                 continue
-            newest[mirror.account] = mirror
-        for mirrors in _batches(newest.values(), self._settings.batch_max):
+            # The last one need not be the newest: a database may have sent before it was known to be an old copy.
+            newest[mirror.account] = mirrors.merge(newest.get(mirror.account, mirror), mirror)
+            last[mirror.account] = mirror
+        for accounts in _batches(newest, self._settings.batch_max):
             with self._transaction() as connection:
-                store.write_mirrors(connection, self._tables, mirrors)
+                known = store.load_mirrors(connection, self._tables, accounts)
+                merged = [mirrors.merge(known.get(account, newest[account]), newest[account]) for account in accounts]
+                store.write_mirrors(connection, self._tables, merged)
+                differing = [
+                    mirror
+                    for mirror in merged
+                    if last[mirror.account] != mirror or known.get(mirror.account, mirror) != mirror
+                ]
+                staged = [stage_mirror(self._settings, mirror) for mirror in differing]
+                outbox.stage(connection, self._tables.outbox, staged)
 
     def _sweep(self) -> None:
         """Accounts that a restored database still has go into the new epoch: what they were given counts on."""
         epoch = self._present.epoch
         with self._database.reading() as reading:
             for rows in store.all_rows(reading, self._tables, batch=self._settings.batch_max):
-                old = [row for row in rows if row.state.epoch < epoch]
-                if not old:
-                    continue
                 with self._transaction() as connection:
-                    versions = counters.draw(connection, self._tables.counters, store.VERSION_COUNTER, len(old))
+                    commands = store.load_mirrors(connection, self._tables, [row.account for row in rows])
+                    versions = counters.draw(connection, self._tables.counters, store.VERSION_COUNTER, len(rows))
                     now_ms = store.clock_ms(connection)
-                    store.write_rows(
-                        connection,
-                        self._tables,
-                        [
-                            store.rewrite(row, version, semaphore.new_epoch(row.state, epoch), due_at_ms=now_ms)
-                            for row, version in zip(old, versions, strict=True)
-                        ],
-                    )
+                    writes = []
+                    for row, version in zip(rows, versions, strict=True):
+                        state = semaphore.new_epoch(row.state, epoch, commands.get(row.account))
+                        writes.append(store.rewrite(row, version, state, due_at_ms=now_ms))
+                    store.write_rows(connection, self._tables, writes)
 
     def _replay(self) -> None:
         extents = self._view.partitions

@@ -28,6 +28,7 @@ from holder_service.account import AccountState, Client
 from holder_service.allocation import Allocation, Terms
 from holder_service.footprint import footprint, held, show, wants_ack
 from holder_service.intake import Refusal, Work, begin_epoch, counted_nothing, forfeit, forget_forfeits, take
+from holder_service.mirrors import take_over
 
 __all__ = [
     "AccountState",
@@ -139,9 +140,13 @@ def rebuilding_account(account: str, epoch: int, mirror: LimitMirror | None = No
     return replace(state, rebuilding=True, seqs=forget_forfeits(dict(state.seqs)))
 
 
-def new_epoch(state: AccountState, epoch: int) -> AccountState:
-    """The account in a new epoch: what it gave counts until each client seen has acknowledged the epoch."""
-    return begin_epoch(replace(state, rebuilding=True), max(epoch, state.epoch + 1))
+def new_epoch(state: AccountState, epoch: int, mirror: LimitMirror | None = None) -> AccountState:
+    """The account in a new epoch: what it gave counts until each client seen has acknowledged the epoch.
+
+    Commands of ``mirror`` that are newer than the account's own come into force.
+    """
+    state = begin_epoch(replace(state, rebuilding=True), max(epoch, state.epoch + 1))
+    return state if mirror is None else take_over(state, mirror)
 
 
 def go(state: AccountState) -> AccountState:

@@ -67,6 +67,7 @@ class Service:
         self._ledger = Ledger(tables, settings, settings.semaphore())
         self._rebuilder = Rebuilder(database, tables, settings, stopping=stopping)
         self._life: Life | None = None
+        self._compared = False
         self._reader: PartitionReader | None = None
         self._timers_at_s = 0.0
 
@@ -74,6 +75,14 @@ class Service:
     def life(self) -> Life | None:
         """The life of the database in which this instance serves; None while it does not serve yet."""
         return self._life
+
+    @property
+    def may_send(self) -> bool:
+        """Whether the outbox may be sent: not before the database was compared with what the group committed.
+
+        Until then it may be an old copy, whose commands would hide newer ones in the compacted limits topic.
+        """
+        return self._compared
 
     @property
     def partitions(self) -> frozenset[int]:
@@ -123,7 +132,7 @@ class Service:
         return self._reader
 
     def _leave(self) -> None:
-        self._life = None
+        self._life, self._compared = None, False
         self._ledger.clear()
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -142,6 +151,7 @@ class Service:
                     f"{name} [{opening.partition}]: the database's offset ({stored}) is behind "
                     f"the group's ({opening.committed})"
                 )
+        self._compared = True
         if any(opening.recreated for opening in openings):
             count = len(topic.view(self._settings, name, self._settings.group_id).partitions)
             with self._database.transaction() as connection:

@@ -165,7 +165,7 @@ class Instance:
         except KafkaException:
             # A topic that was just made has no leader for a moment. The loop of a process tries again too.
             time.sleep(0.05)
-        if self.sends and self.service.life is not None:
+        if self.sends and self.service.may_send:
             self.relay.step()
 
     def until(self, condition: Callable[[], T | None], what: str = "condition", deadline_s: float = DEADLINE_S) -> T:

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
-from celery_durable.permits.messages import LimitMirror, SetLimit
+from celery_durable.permits.messages import LimitMirror, SetLimit, read_limit_mirror
 from holder_service import commands, ledger, life, store
 from holder_service.commands import CommandRefused
 from holder_service.life import Life
@@ -260,6 +260,30 @@ def test_limits_come_back_from_their_own_topic(rig: Rig) -> None:
     usage = rig.usage("acme")
     assert usage is not None
     assert usage.limit == 2, "and an older copy of the command stays ignored"
+
+
+def test_a_restored_database_takes_newer_commands_from_the_limits_topic(rig: Rig) -> None:
+    """Commands newer than the copy may be gone from the accounts topic: the mirror has them, and keeps them."""
+    holder, client = rig.holder().serving(), rig.client("billing")
+    holder.sends = False
+    client.command(SetLimit(client_id="ops", account="acme", seq=1, limit=3))
+    client.report("acme", waiting=1)
+    holder.until(lambda: (usage := rig.usage("acme")) and usage.waiting == 1, "the report")
+    backup = rig.snapshot()
+    assert rig.outbox_depth() > 0, "the copy has the older mirror among what it would send"
+    client.report("acme", waiting=2)
+    holder.until(lambda: (usage := rig.usage("acme")) and usage.waiting == 2, "the report")
+    holder.crash()
+    newer = LimitMirror(account="acme", limit=2, paused=True, seqs={"ops/SetLimit": 7, "ops/Pause": 8})
+    client.send("acme", newer.to_bytes(), topic=rig.settings.limits_topic)
+    rig.restore(backup)
+    holder = rig.holder().serving()
+    usage = rig.usage("acme")
+    assert usage is not None
+    assert (usage.limit, usage.paused) == (2, True)
+    holder.until(lambda: rig.outbox_depth() == 0, "an empty outbox")
+    newest = rig.messages(rig.settings.limits_topic)[-1]
+    assert read_limit_mirror(newest.value()) == newer
 
 
 def test_an_acknowledged_epoch_is_never_reached_again(rig: Rig) -> None:

@@ -194,7 +194,7 @@ class HolderShell:
         self.epoch, self.due_at_ms, self.rebuilding = epoch, None, True
         self.row = None
         if row is not None:
-            self.row = semaphore.new_epoch(semaphore.AccountState.from_json(row), epoch).to_json()
+            self.row = semaphore.new_epoch(semaphore.AccountState.from_json(row), epoch, self.mirror).to_json()
 
 
 def reads(body: bytes) -> AccountReport | Command:
