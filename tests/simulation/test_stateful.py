@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -112,7 +112,7 @@ class BothCores(RuleBasedStateMachine):
     def the_bound_holds(self):
         if not hasattr(self, "stage"):
             return
-        limits = {} if self.group_limit is None else dict.fromkeys(("", "g"), self.group_limit)
+        limits = {} if self.group_limit is None else {"g": self.group_limit}
         self.stage.invariants.bound(self.stage.in_use(), self.limit, limits)
         if not self.stage.holder.state().waits_for_epoch:
             self.stage.invariants.covers(self.stage.holder.footprints(), self.stage.in_use())
@@ -144,5 +144,6 @@ TestBothCores.settings = settings(
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
+    phases=(Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck),
 )
