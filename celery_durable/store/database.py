@@ -7,12 +7,13 @@ sockets, and connects anew (case C18).
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import QueuePool
 
@@ -22,12 +23,44 @@ DIALECTS = ("postgresql", "sqlite")
 SQLITE_BUSY_TIMEOUT_MS = 10_000
 
 
-def redact(url: str) -> str:
-    """The URL as messages may show it: its password replaced by ``***``."""
+_DRIVERS = ("postgresql", "postgresql+psycopg", "sqlite", "sqlite+pysqlite")
+_SECRET = re.compile("pass|secret|token|key", re.IGNORECASE)
+_NO_URL = "(not a database URL)"
+
+
+def redact(url: str | URL) -> str:
+    """The URL as messages may show it: its passwords, in its options too, replaced by ``***``."""
     try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return "(not a database URL)"
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number
+        return _NO_URL
+    secrets = {name: "***" for name in parsed.query if _SECRET.search(name)}
+    return parsed.update_query_dict(secrets).render_as_string(hide_password=True).replace("%2A", "*")
+
+
+def _parse(url: str, field: str) -> URL:
+    if "\0" in url:
+        raise ConfigurationError(f"{field} = {_NO_URL}: it holds a NUL; use sqlite:///file or postgresql+psycopg://…")
+    try:
+        parsed = make_url(url)
+        dialect = parsed.get_backend_name()
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(
+            f"{field} = {_NO_URL}: use postgresql+psycopg://user:password@host:port/name, with any @ : / ? in the "
+            "password written as %40 %3A %2F %3F, or sqlite:///file"
+        ) from None
+    if dialect not in DIALECTS:
+        raise ConfigurationError(f"{field} = {redact(parsed)}: {dialect} is not supported; use postgresql or sqlite")
+    if parsed.drivername not in _DRIVERS:
+        raise ConfigurationError(
+            f"{field} = {redact(parsed)}: the driver {parsed.drivername} is not supported; use postgresql+psycopg or "
+            "sqlite"
+        )
+    if dialect == "sqlite" and parsed.database in {None, "", ":memory:"}:
+        raise ConfigurationError(
+            f"{field} = {redact(parsed)}: a database in memory is lost with its connection; name a file: sqlite:///file"
+        )
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
 class Database:
@@ -40,17 +73,8 @@ class Database:
     """
 
     def __init__(self, url: str, *, schema: str | None = None, pool_size: int = 5, field: str = "database_url") -> None:
-        try:
-            parsed = make_url(url)
-            dialect = parsed.get_backend_name()
-        except ArgumentError:
-            raise ConfigurationError(
-                f"{field} = {redact(url)}: not a database URL; use postgresql+psycopg://user@host/name or sqlite:///file"
-            ) from None
-        if dialect not in DIALECTS:
-            raise ConfigurationError(f"{field} = {redact(url)}: {dialect} is not supported; use postgresql or sqlite")
-        if dialect == "postgresql" and parsed.drivername == "postgresql":
-            parsed = parsed.set(drivername="postgresql+psycopg")
+        parsed = _parse(url, field)
+        dialect = parsed.get_backend_name()
         if dialect == "sqlite" and schema is not None:
             raise ConfigurationError(f"database_schema = {schema!r}: SQLite has no schemas; use table_prefix")
         self.url = parsed
@@ -94,7 +118,7 @@ class Database:
             engine = create_engine(self.url, **options)
         except (NoSuchModuleError, ModuleNotFoundError) as error:
             raise ConfigurationError(
-                f"{self._field} = {redact(str(self.url))}: its driver is not installed ({error}); "
+                f"{self._field} = {redact(self.url)}: its driver is not installed ({error}); "
                 "install celery-durable[postgresql]"
             ) from None
         if self.dialect == "sqlite":

@@ -15,12 +15,12 @@ from importlib.resources import as_file, files
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, MetaData, column, inspect, select, table, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.schema import CreateSchema
 
 from celery_durable.errors import ConfigurationError, SchemaError
 from celery_durable.store import migrations as client_migrations
-from celery_durable.store.database import Database
+from celery_durable.store.database import Database, redact
 
 
 class TableSet(Protocol):
@@ -114,15 +114,15 @@ def table_names() -> tuple[str, str | None]:
 
 @contextmanager
 def _reaching(database: Database) -> Iterator[None]:
-    """Turns a database that does not answer into one clear line."""
+    """Turns a database that does not answer, or that is none or not ours to use, into one clear line."""
     try:
         yield
-    except OperationalError as error:
+    except DBAPIError as error:
         reason = " ".join(str(error.orig).split())
-        url = database.url.render_as_string(hide_password=True)
-        raise ConfigurationError(
-            f"database_url = {url}: the database does not answer ({reason}); start it or correct the URL"
-        ) from None
+        answers = not isinstance(error, OperationalError)
+        problem = f"the database {'cannot be used' if answers else 'does not answer'} ({reason})"
+        remedy = "give one that this service may write to" if answers else "start it or correct the URL"
+        raise ConfigurationError(f"database_url = {redact(database.url)}: {problem}; {remedy}") from error
 
 
 def _version_table(tables: TableSet) -> str:
@@ -197,6 +197,6 @@ def _refuse_newer(database: Database, tables: TableSet, found: str | None, migra
 
 
 def _where(database: Database, tables: TableSet) -> str:
-    url = database.url.render_as_string(hide_password=True)
+    url = redact(database.url)
     schema = "" if tables.metadata.schema is None else f", schema {tables.metadata.schema}"
     return f"{url} (tables {tables.prefix}…{schema})"

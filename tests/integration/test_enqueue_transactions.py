@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,8 +88,8 @@ def test_connections_and_scoped_sessions(shop: Service) -> None:
     assert shop.count(shop.tables.operations) == 2
 
 
-def test_the_innermost_holds_and_ends_with_its_block(shop: Service) -> None:
-    with service("sqlite://") as _, Session(shop.runtime.database.engine) as outer:
+def test_the_innermost_holds_and_ends_with_its_block(shop: Service, tmp_path: Path) -> None:
+    with service(f"sqlite:///{tmp_path / 'other.sqlite3'}") as _, Session(shop.runtime.database.engine) as outer:
         with using(outer):
             with pytest.raises(RuntimeError), using(outer.connection()):
                 raise RuntimeError

@@ -1,0 +1,68 @@
+"""What a database's URL may be, and that no message shows its passwords."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from celery_durable.errors import ConfigurationError
+from celery_durable.store.database import Database, redact
+from celery_durable.store.migrate import check, migrate
+from celery_durable.store.schema import build_tables
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("hunter2", "database_url = (not a database URL)"),
+        ("postgresql://me:hunter2@host:port/db", "database_url = (not a database URL)"),
+        ("sqlite:///hunter2\0", "it holds a NUL"),
+        ("mysql://me:hunter2@host/db", "mysql is not supported"),
+        ("postgresql+psycopg2://me:hunter2@host/db", "the driver postgresql+psycopg2 is not supported"),
+        ("postgresql+asyncpg://host/db?password=hunter2", "the driver postgresql+asyncpg is not supported"),
+        ("sqlite+aiosqlite:///x.sqlite3", "the driver sqlite+aiosqlite is not supported"),
+        ("sqlite://", "a database in memory is lost with its connection; name a file"),
+        ("sqlite:///", "a database in memory is lost"),
+        ("sqlite:///:memory:", "a database in memory is lost"),
+    ],
+)
+def test_urls_that_cannot_be_used_are_refused_in_one_line(url: str, says: str) -> None:
+    """G5 (of a wrong URL): it is told by the name of its setting, without its password."""
+    with pytest.raises(ConfigurationError) as caught:
+        Database(url)
+    assert says in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:hunter2@host/db", "postgresql://me:***@host/db"),
+        ("postgresql://host/db?user=me&password=hunter2", "?password=***"),
+        ("postgresql://host/db?sslpassword=hunter2&sslmode=require", "sslpassword=***"),
+        ("postgresql://me:hunter2@host:port/db", "(not a database URL)"),
+        ("sqlite:////a/b.sqlite3", "sqlite:////a/b.sqlite3"),
+    ],
+)
+def test_no_password_is_shown(url: str, shown: str) -> None:
+    """G5: neither before the host nor among the options."""
+    assert shown in redact(url)
+    assert "hunter2" not in redact(url)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("no database at all " * 100)
+    database = Database(f"sqlite:///{file}")
+    for action in (check, migrate):
+        with pytest.raises(ConfigurationError, match=r"the database cannot be used .file is not a database"):
+            action(database, build_tables())
+    database.dispose()
+
+
+def test_an_unknown_option_of_the_driver() -> None:
+    database = Database("postgresql://me@127.0.0.1:1/db?nonsense=1")
+    with pytest.raises(ConfigurationError, match=r'cannot be used .*invalid connection option "nonsense"'):
+        check(database, build_tables())
