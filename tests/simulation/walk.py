@@ -149,7 +149,7 @@ class Walk:
         )
         if not idle or self.work_left:
             return False
-        return self.only_the_dead() and not any(self.holder.footprints().values())
+        return self.only_the_dead() and not any((*self.holder.footprints().values(), *self.in_use().values()))
 
     def only_the_dead(self) -> bool:
         """Of a client that is gone for ever the row is kept: it may still come back."""
