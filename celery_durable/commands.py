@@ -18,7 +18,8 @@ from celery_durable.call_options import storable
 from celery_durable.errors import EnqueueError
 from celery_durable.permits.messages import MAX_INT, Command, Forfeit, Pause, Resume, SetLimit
 from celery_durable.runtime import runtime_of
-from celery_durable.store.counters import draw
+from celery_durable.store.clock import now_ms
+from celery_durable.store.counters import draw, raise_to
 from celery_durable.store.outbox import Staged, stage
 from celery_durable.templates import check_key
 
@@ -103,7 +104,9 @@ def _stage(
     tables, settings = runtime.tables, runtime.settings
     with transactions.transaction(runtime) as connection:
         # The counter's row stays locked until the transaction ends, so commands are numbered in the order in which
-        # they are committed.
+        # they are committed. A database that was restored or made anew has forgotten what it drew: fewer than 1,000
+        # a millisecond, so the clock is above all that the holder would take for newer.
+        raise_to(connection, tables.counters, COMMAND_SEQ, now_ms() * 1000)
         seq = draw(connection, tables.counters, COMMAND_SEQ)[0]
         try:
             command = make(account=account, client_id=settings.client_id, seq=seq, by=by, why=why)

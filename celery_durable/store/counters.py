@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Connection, MetaData, String, Table, select, update
+from sqlalchemy import BigInteger, Column, ColumnElement, Connection, MetaData, String, Table, select, update
 
 
 def counter_table(metadata: MetaData, prefix: str) -> Table:
@@ -36,6 +36,6 @@ def newest(connection: Connection, counters: Table, name: str) -> int:
     return 0 if value is None else int(value)
 
 
-def raise_to(connection: Connection, counters: Table, name: str, value: int) -> None:
-    """Moves the counter up to ``value``; never down."""
+def raise_to(connection: Connection, counters: Table, name: str, value: int | ColumnElement[int]) -> None:
+    """Moves the counter up to ``value``, a number or SQL; never down."""
     connection.execute(update(counters).where(counters.c.name == name, counters.c.value < value).values(value=value))
