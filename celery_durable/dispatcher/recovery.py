@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
 
+from celery_durable.permits.limits import merge_declared
+from celery_durable.permits.messages import Declared
 from celery_durable.runtime import Runtime
 from celery_durable.store import accounts
 from celery_durable.store.recovery import LossDecision, LostAttempt, Moved, Recoveries
@@ -55,8 +57,11 @@ class Recovery:
     def _move(self, work: Callable[[Connection], Sequence[Moved]]) -> int:
         with self._database.transaction() as connection:
             moved = work(connection)
-            woken = {one.account for one in moved if one.account is not None and one.state not in PERMIT_STATES}
-            accounts.wake(connection, self._tables, woken)
+            woken: dict[str, Declared] = {}
+            for one in moved:
+                if one.account is not None and one.state not in PERMIT_STATES:
+                    woken[one.account] = merge_declared(woken.get(one.account), one.declared)
+            accounts.wake_declaring(connection, self._tables, woken)
         if woken:
             self._on_wakes()
         if any(one.state == ADMITTED for one in moved):
@@ -75,7 +80,7 @@ class Recovery:
             self._statements.lose(connection, decisions)
         for decision in decisions:
             logger.warning("operation %s: %s; it is %s", decision.lost.id, decision.error, decision.state)
-        return [Moved(one.lost.id, one.lost.account, one.state) for one in decisions]
+        return [Moved(one.lost.account, one.state) for one in decisions]
 
     def _decide(self, lost: LostAttempt) -> LossDecision:
         losses = lost.worker_losses + 1

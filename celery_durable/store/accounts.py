@@ -63,7 +63,15 @@ def client_identity(connection: Connection, tables: Tables, client_id: str) -> t
 
 def wake(connection: Connection, tables: Tables, keys: Iterable[str | None]) -> None:
     """Inserts a wake for each account; None is no account."""
-    rows = [{"account": key} for key in sorted({key for key in keys if key is not None})]
+    wake_declaring(connection, tables, {key: Declared() for key in keys if key is not None})
+
+
+def wake_declaring(connection: Connection, tables: Tables, declared: Mapping[str, Declared]) -> None:
+    """Inserts a wake for each account, with what the code of its operations declares."""
+    rows = [
+        {"account": key, "limit": each.limit, "group_limit": each.group_limit, "mutex": each.mutex or None}
+        for key, each in sorted(declared.items())
+    ]
     if rows:
         connection.execute(insert(tables.wakes), rows)
 

@@ -8,7 +8,7 @@ caller wakes it in the same transaction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import (
@@ -27,6 +27,7 @@ from sqlalchemy import (
     update,
 )
 
+from celery_durable.permits.messages import Declared
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import (
     ADMITTED,
@@ -76,11 +77,14 @@ class LossDecision:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """An operation whose state has changed."""
+    """An operation whose state has changed, and what its task declares for the account.
 
-    id: str
+    An account keeps no row while its operations only wait for their time, so one that is queued declares anew.
+    """
+
     account: str | None
     state: str
+    declared: Declared = field(default_factory=Declared)
 
 
 class Recoveries:
@@ -154,7 +158,7 @@ class Recoveries:
 
     def expire(self, connection: Connection, limit: int) -> list[Moved]:
         """Cancels operations that expired before an attempt started (case D5)."""
-        return _moved(connection.execute(self._expire, {"limit": limit}))
+        return [Moved(row.account, row.state) for row in connection.execute(self._expire, {"limit": limit})]
 
     def promote(self, connection: Connection, limit: int) -> list[Moved]:
         """Moves on what is due: ``retrying`` to ``admitted``, ``scheduled`` to ``queued``.
@@ -162,7 +166,17 @@ class Recoveries:
         Without an account ``scheduled`` becomes ``admitted``. What was asked to be cancelled meanwhile is
         ``cancelled`` instead. An admitted row is due for delivery at once; a queued one is back in its old place.
         """
-        return _moved(connection.execute(self._promote, {"limit": limit}))
+        rows = connection.execute(self._promote, {"limit": limit}).all()
+        declared = self._declared(connection, [row.id for row in rows if row.state == QUEUED])
+        return [Moved(row.account, row.state, declared.get(row.id, Declared())) for row in rows]
+
+    def _declared(self, connection: Connection, ids: Sequence[str]) -> dict[str, Declared]:
+        payloads = self._tables.payloads
+        found: dict[str, Declared] = {}
+        for some in parts(ids):
+            statement = select(payloads.c.id, payloads.c.policy).where(payloads.c.id.in_(some))
+            found.update((row.id, _declared(row.policy or {})) for row in connection.execute(statement))
+        return found
 
     def delete_ended(self, connection: Connection, limit: int, default_ms: int) -> int:
         """Deletes operations that were kept long enough after they ended, with payload and history.
@@ -182,8 +196,10 @@ class Recoveries:
         return len(found)
 
 
-def _moved(rows: Any) -> list[Moved]:
-    return [Moved(row.id, row.account, row.state) for row in rows]
+def _declared(policy: Mapping[str, Any]) -> Declared:
+    return Declared(
+        limit=policy.get("limit"), group_limit=policy.get("group_limit"), mutex=bool(policy.get("mutex", False))
+    )
 
 
 def _next_due(tables: Tables) -> Select[Any]:
@@ -289,7 +305,7 @@ def _expire(tables: Tables) -> Any:
         update(operations)
         .where(operations.c.order_no.in_(select(due.c.order_no)))
         .values(state=CANCELLED, due_at=None, ended_at=now_ms(), error="expired before an attempt started")
-        .returning(operations.c.id, operations.c.account, operations.c.state)
+        .returning(operations.c.account, operations.c.state)
     )
 
 

@@ -204,3 +204,17 @@ def test_retention_never_deletes_a_row_that_went_live_again(postgresql_url: str)
     steps(service.retention().step)
     assert service.row("op").state == "queued"
     service.close()
+
+
+def test_what_queues_again_declares_its_limits_again(service: Service) -> None:
+    """E6: an account whose operations all wait for their time keeps no row; what its code declares, a mutex above all,
+    must be in force again before the first of them is admitted."""
+    limits = {"op": {"limit": 1, "mutex": True}, "other": {"limit": 5, "group_limit": 2}, "plain": {}}
+    for operation_id, policy in limits.items():
+        service.add(operation_id, state="scheduled", due_at=1, policy=policy, wakes=False)
+    steps(service.recovery().step)
+    assert service.ids("queued") == ["op", "other", "plain"]
+    service.run_passes()
+    report = service.report()
+    assert report is not None
+    assert (report.declared.limit, report.declared.group_limit, report.declared.mutex) == (1, 2, True)
