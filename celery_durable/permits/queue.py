@@ -92,9 +92,12 @@ def new_account(account: str) -> AccountState:
     return AccountState(account)
 
 
-def restored_account(account: str) -> AccountState:
-    """The state of an account whose database was restored: permits 0, and a report that says so, even of nothing."""
-    return AccountState(account, must_report=True)
+def restored_account(state: AccountState) -> AccountState:
+    """The account after its database was restored: permits 0, and a report that says so, even of nothing.
+
+    Only what the code declares is as true as before.
+    """
+    return AccountState(state.account, declared=state.declared, must_report=True)
 
 
 def plan(
@@ -121,7 +124,7 @@ def plan(
     restored = None
     if reply is not None and seq_newest is not None and reply.answers > seq_newest:
         restored = reply.answers
-        state = replace(restored_account(state.account), declared=state.declared)
+        state = restored_account(state)
     groups = _counted(state, counts)
     known = merge_declared(state.declared, declared) if declared is not None else state.declared
     work = replace(state, groups=groups, declared=known)

@@ -229,17 +229,18 @@ class Accounts:
         accounts = self._tables.accounts
         after, done = "", 0
         statement = (
-            select(accounts.c.account)
+            select(accounts.c.account, accounts.c.state)
             .where(accounts.c.account > bindparam("after"))
             .order_by(accounts.c.account)
             .limit(batch)
             .with_for_update()
         )
         reset = update(accounts).where(accounts.c.account == bindparam("key")).values(state=bindparam("state"))
-        while keys := list(connection.scalars(statement, {"after": after})):
-            execute_many(connection, reset, [{"key": key, "state": restored_account(key).to_json()} for key in keys])
-            wake(connection, self._tables, keys)
-            after, done = keys[-1], done + len(keys)
+        while rows := connection.execute(statement, {"after": after}).all():
+            states = [restored_account(AccountState.from_json(row.state)) for row in rows]
+            execute_many(connection, reset, [{"key": one.account, "state": one.to_json()} for one in states])
+            wake(connection, self._tables, [one.account for one in states])
+            after, done = rows[-1].account, done + len(rows)
         return done
 
 

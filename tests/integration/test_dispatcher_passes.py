@@ -16,9 +16,9 @@ from sqlalchemy import event, insert, select, text, update
 from celery_durable.dispatcher import passes as passes_module
 from celery_durable.dispatcher.passes import Passes
 from celery_durable.errors import ConfigurationError
-from celery_durable.permits.messages import Blocked, ReplyGroup
+from celery_durable.permits.messages import Blocked, Declared, ReplyGroup
 from celery_durable.store import outbox
-from celery_durable.store.accounts import Accounts, client_identity
+from celery_durable.store.accounts import Accounts, client_identity, wake_declaring
 from celery_durable.store.clock import now_ms
 from tests.dispatching import Service, counted_statements
 
@@ -364,8 +364,10 @@ def test_a_reply_that_answers_the_future_shows_a_restored_database(service: Serv
 
 
 def test_a_restored_database_voids_what_it_was_given(service: Service) -> None:
-    """A19: noticed by the offsets, before anything is admitted."""
+    """A19: noticed by the offsets, before anything is admitted. What the code declares stays."""
     service.add("op")
+    with service.database.transaction() as connection:
+        wake_declaring(connection, service.tables, {"acme": Declared(limit=7, mutex=True)})
     service.run_passes()
     service.lease(3)
     seq = service.newest_seq()
@@ -379,6 +381,7 @@ def test_a_restored_database_voids_what_it_was_given(service: Service) -> None:
     assert report is not None
     assert report.seq > seq + 1_000_000
     assert [(one.claimed - one.released, one.waiting) for one in report.groups] == [(1, 1)]
+    assert report.declared == Declared(limit=7, mutex=True)
 
 
 # Two dispatchers, and others' transactions

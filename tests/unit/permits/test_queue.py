@@ -298,7 +298,7 @@ def test_a_restored_database_voids_its_permits_and_reports_even_nothing():
     outcome = client.run(client.reply(ReplyGroup(permits=3), answers=500))
     assert outcome.report.seq == 501
     assert outcome.report.groups[0].keeps == 0
-    client.state = queue.restored_account("acc")
+    client.state = queue.restored_account(client.state)
     client.counts = {}
     outcome = client.run()
     assert outcome.report.groups == ()
