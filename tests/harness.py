@@ -184,13 +184,19 @@ class Service:
         return read_records(self.records_file)
 
     def worker(
-        self, *, pool: str = "prefork", concurrency: int = 2, label: str = "", extra: Sequence[str] = ()
+        self,
+        *,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        label: str = "",
+        extra: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
     ) -> Process:
         """Starts a worker and waits until it is ready."""
         label = label or f"{self.name}-worker{self.stack.number()}"
         words = ["worker", "--pool", pool, "--concurrency", str(concurrency), "--loglevel", "INFO"]
         words += ["--hostname", f"{label}@localhost", "--without-mingle", "--without-gossip", *extra]
-        process = self._start(label, words)
+        process = self._start(label, words, env)
         process.until(lambda: " ready." in process.log_tail(1_000), 60)
         return process
 

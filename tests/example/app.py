@@ -113,6 +113,19 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
         with recorded(self, account):
             os.kill(os.getpid(), signal.SIGKILL)
 
+    class Lingering(DurableTask[..., Any]):
+        """Keeps its worker busy between the settle and the acknowledgement."""
+
+        abstract = True
+
+        def after_return(self, *args: Any) -> None:
+            time.sleep(60)
+
+    @app.task(base=Lingering, bind=True, shared=False, name="example.linger", account="{account}", acks_late=True)
+    def linger(self: Any, account: str) -> str:
+        with recorded(self, account):
+            return account
+
     @operation(name="example.sleep")
     def sleep(self: Any, duration_s: float) -> float:
         with recorded(self, ""):
