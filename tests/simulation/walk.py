@@ -511,7 +511,7 @@ def main() -> int:
                 walk = run(seed)
             except InvariantViolation as error:
                 failed.append(seed)
-                print(f"seed {seed}: {error}")
+                print(f"seed {seed}: {error}", flush=True)
                 if not options.keep_going:
                     return 1
                 continue
