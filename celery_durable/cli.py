@@ -24,6 +24,7 @@ P = ParamSpec("P")
 
 CONFIGURATION_ERROR = 2
 FAILED = 1
+LINES_MAX = 1_000_000
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -148,7 +149,7 @@ def up(context: click.Context, pool: str, concurrency: int, data: str) -> int:
 @durable.command()
 @click.option("--account", help="Only this account's.")
 @click.option("--state", "states", multiple=True, help="Only these states; may be repeated. Default: all not ended.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Lines at most.")
+@click.option("--limit", type=click.IntRange(1, LINES_MAX), default=100, show_default=True, help="Lines at most.")
 @_json
 @click.pass_context
 @_plainly
@@ -173,7 +174,7 @@ def why(context: click.Context, operation_id: str, as_json: bool) -> None:
 
 
 @durable.command()
-@click.option("--limit", type=click.IntRange(1), default=1_000, show_default=True, help="Accounts at most.")
+@click.option("--limit", type=click.IntRange(1, LINES_MAX), default=1_000, show_default=True, help="Accounts at most.")
 @_json
 @click.pass_context
 @_plainly

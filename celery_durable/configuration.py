@@ -55,6 +55,9 @@ def load(model: type[Model], values: Mapping[str, Any], required: Collection[str
         settings = model(**values)
     except ValidationError as error:
         raise ConfigurationError(_describe(model, error)) from None
+    except (UnicodeDecodeError, OSError) as error:
+        # Without the error's own text, which would show what the file holds.
+        raise ConfigurationError(f".env: it cannot be read ({type(error).__name__}): save it as UTF-8 text") from None
     except SettingsError as error:
         # Its cause holds the whole text that could not be parsed, maybe with a password.
         raise ConfigurationError(f"{error}: a dictionary is given as one JSON object") from None

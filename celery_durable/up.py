@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING
 import click
 from celery.app.utils import find_app
 from dotenv import dotenv_values
-from sqlalchemy import make_url
 
 from celery_durable import settings as settings_module
 from celery_durable import spool
 from celery_durable.errors import ConfigurationError
 from celery_durable.settings import ENV_PREFIX, Settings
-from celery_durable.store.database import redact
+from celery_durable.store.database import Database, redact
 from celery_durable.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -67,14 +66,15 @@ class Plan:
         return self
 
 
-def plan(app: Celery, name: str, folder: Path, configured: Mapping[str, str | None]) -> Plan:
+def plan(app: Celery, name: str, folder: Path, environment: Mapping[str, str | None] | None = None) -> Plan:
     """Decides what to start and which defaults are missing.
 
     :param name: how the command line names the app; the client's name where the app has none.
-    :param configured: the environment and ``.env``.
+    :param environment: variables that are set; None: this process's environment and ``.env``.
     :raises ConfigurationError: a setting that was given is wrong.
     """
     settings = settings_module.load(app, required=())
+    configured = {**dotenv_values(".env"), **os.environ} if environment is None else environment
     client: dict[str, str] = {}
     if not settings.client_id:
         client["CLIENT_ID"] = re.sub(r"[^a-zA-Z0-9._-]", "-", app.main or name.partition(":")[0].rpartition(".")[2])
@@ -94,7 +94,7 @@ def plan(app: Celery, name: str, folder: Path, configured: Mapping[str, str | No
     plan = Plan(
         client=env,
         holder=holder,
-        migrates_client=_is_sqlite(database_url),
+        migrates_client=Database(database_url, schema=settings.database_schema).dialect == "sqlite",
         migrates_holder=holder is not None and "HOLDER_DATABASE_URL" in holder,
         embedded_kafka=embedded,
     )
@@ -118,10 +118,6 @@ def _holder(given: set[str], settings: Settings, folder: Path) -> dict[str, str]
     return {key: value for key, value in defaults.items() if key not in given}
 
 
-def _is_sqlite(url: str) -> bool:
-    return make_url(url).get_backend_name() == "sqlite"
-
-
 def run(name: str, *, folder: Path, pool: str = "prefork", concurrency: int = 2) -> int:
     """Runs everything until Ctrl-C or SIGTERM, and returns the exit code.
 
@@ -130,7 +126,7 @@ def run(name: str, *, folder: Path, pool: str = "prefork", concurrency: int = 2)
     :raises ConfigurationError: a setting is wrong, or another ``up`` uses the folder.
     """
     app = find_app(name)
-    chosen = plan(app, name, folder, {**dotenv_values(".env"), **os.environ})
+    chosen = plan(app, name, folder)
     output = Output()
     with ExitStack() as stack:
         stack.enter_context(_owned(folder))
@@ -210,9 +206,16 @@ class _Signals:
 
 @contextmanager
 def _owned(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / ".gitignore").write_text("*\n")
-    with (folder / "lock").open("w") as lock:
+    try:
+        if not folder.exists():  # a folder that was there is the user's own: git goes on to see it
+            folder.mkdir(parents=True)
+            (folder / ".gitignore").write_text("*\n")
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise ConfigurationError(
+            f"--data = {folder}: {error.strerror}; give a folder that can be written to, or made"
+        ) from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -23,13 +23,13 @@ def operations(found: Sequence[Operation]) -> None:
     for each in found:
         account = "" if each.account is None else each.account + (f" / {each.group}" if each.group else "")
         table.add_row(
-            Text(each.id),
-            Text(each.task),
+            _text(each.id),
+            _text(each.task),
             Text(each.state, _COLOURS.get(each.state, "")),
-            Text(account),
+            _text(account),
             str(each.attempt),
             duration(each.age_s),
-            Text(each.why),
+            _text(each.why),
         )
     _console().print(table)
 
@@ -38,22 +38,24 @@ def explanation(found: Explanation) -> None:
     """A few lines about one operation."""
     console = _console()
     operation = found.operation
-    console.print(Text.assemble((operation.id, "bold"), "  ", operation.task, "  ", operation.state), soft_wrap=True)
-    console.print(Text(found.summary), soft_wrap=True)
+    console.print(
+        Text.assemble((visible(operation.id), "bold"), "  ", operation.task, "  ", operation.state), soft_wrap=True
+    )
+    console.print(_text(found.summary), soft_wrap=True)
     if operation.account is not None:
         limit = "no reply from the holder yet"
         if found.limit is not None:
             limit = f"limit {found.limit.limit} ({found.limit.source}), {found.limit.in_use} in use by all services"
-        console.print(Text(f"Account {operation.account}: {limit}, {found.in_use} by this one"), soft_wrap=True)
+        console.print(_text(f"Account {operation.account}: {limit}, {found.in_use} by this one"), soft_wrap=True)
     if operation.state == "queued":
         console.print(f"Before it in the queue: {found.before}")
     if found.holders:
         console.print("Permits are held by:")
         for holder in found.holders:
-            console.print(Text(f"  {holder.id}  {holder.task}  {holder.state}: {holder.why}"), soft_wrap=True)
+            console.print(_text(f"  {holder.id}  {holder.task}  {holder.state}: {holder.why}"), soft_wrap=True)
     for attempt in found.attempts:
         line = f"Attempt {attempt.attempt} {attempt.outcome} {duration(attempt.ended_s)} ago: {attempt.error or ''}"
-        console.print(Text(line.rstrip(": ")), soft_wrap=True)
+        console.print(_text(line.rstrip(": ")), soft_wrap=True)
 
 
 def accounts(found: Sequence[Account]) -> None:
@@ -65,7 +67,7 @@ def accounts(found: Sequence[Account]) -> None:
     for account in found:
         alone = account.groups[0].reason if len(account.groups) == 1 and not account.groups[0].group else None
         table.add_row(
-            Text(account.account),
+            _text(account.account),
             "",
             "?" if account.limit is None else f"{account.limit} ({account.source})",
             str(account.in_use),
@@ -78,8 +80,20 @@ def accounts(found: Sequence[Account]) -> None:
         for group in account.groups:
             if group.group:
                 in_use, waiting = str(group.in_use), str(group.waiting)
-                table.add_row("", Text(group.group), "", in_use, "", waiting, "", "", group.reason or "")
+                table.add_row("", _text(group.group), "", in_use, "", waiting, "", "", group.reason or "")
     _console().print(table)
+
+
+def visible(text: str) -> str:
+    """The text with what would steer a terminal (escapes, line ends, changes of direction) written out.
+
+    IDs, accounts and errors may come from outside.
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _text(text: str) -> Text:
+    return Text(visible(text))
 
 
 def duration(seconds: float) -> str:

@@ -101,6 +101,9 @@ def test_what_is_not_there_is_one_line(shop: Path) -> None:
     durable(shop, "migrate")
     assert_one_line(durable(shop, "why", "nothing"), 1, "'nothing'")
     assert_one_line(durable(shop, "ps", "--state", "asleep"), 1, "state = 'asleep'", "queued")
+    beyond = durable(shop, "ps", "--limit", str(10**30))
+    assert (beyond.returncode, beyond.stdout) == (2, "")
+    assert "--limit" in beyond.stderr
 
 
 @pytest.mark.parametrize(

@@ -102,3 +102,24 @@ def test_two_cannot_share_a_folder(tmp_path: Path) -> None:
         pass
     with _owned(tmp_path / "data"):
         assert (tmp_path / "data" / ".gitignore").read_text() == "*\n"
+
+
+def test_a_users_own_folder_keeps_its_gitignore(tmp_path: Path) -> None:
+    """``--data .`` must not hide the user's project from git."""
+    with _owned(tmp_path):
+        assert not (tmp_path / ".gitignore").exists()
+    (tmp_path / ".gitignore").write_text("*.pyc\n")
+    with _owned(tmp_path):
+        assert (tmp_path / ".gitignore").read_text() == "*.pyc\n"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigurationError, match=r"--data = .*give a folder"), _owned(folder):
+            pass
+
+
+def test_a_wrong_database_url_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigurationError, match="database_url"):
+        plan_for({"database_url": "postgresql://me:secret@host:port/db"})

@@ -37,6 +37,12 @@ def test_the_app_wins_over_the_environment_over_the_file(monkeypatch: pytest.Mon
     assert load(app_with(**GOOD), sends_max=9).sends_max == 9
 
 
+def test_a_file_that_is_no_text() -> None:
+    Path(".env").write_bytes(b"CELERY_DURABLE_CLIENT_ID=\xff\xfe")
+    with pytest.raises(ConfigurationError, match=r"\.env: it cannot be read .*save it as UTF-8"):
+        load(app_with(**GOOD))
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [
