@@ -25,8 +25,6 @@ PAUSE_MIN_S = 0.005
 RELAY_PAUSE_MAX_S = 1.0
 """A commit wakes the relay; its polls only find what a holder that died left behind."""
 NOT_IN_SERVICE_S = 0.25
-FROZEN_MS_MIN = 5_000
-"""A transaction may stand still this long at least: a large batch takes its time between two statements."""
 
 
 class Holder:
@@ -95,17 +93,11 @@ def run(settings: HolderSettings, *, stop: threading.Event | None = None) -> int
 def open_database(settings: HolderSettings) -> Database:
     """The holder's database. Raises :class:`ConfigurationError` naming what is wrong with its URL.
 
-    On PostgreSQL the server ends a transaction that stands still for as long as it takes to lose one's partitions: a
-    frozen holder must not keep the others waiting for its locks.
+    On PostgreSQL the server ends a transaction that stands still for as long as it takes to lose one's partitions.
     """
     url = settings.database_url.get_secret_value()
     database = Database(url, schema=settings.database_schema, pool_size=settings.database_pool_size)
-    if database.dialect == "postgresql":
-        frozen_ms = max(FROZEN_MS_MIN, settings.kafka_session_timeout_ms)
-        option = f"-c idle_in_transaction_session_timeout={frozen_ms}"
-        given = database.url.query.get("options")
-        options = option if given is None else f"{option} {given if isinstance(given, str) else ' '.join(given)}"
-        database.url = database.url.update_query_dict({"options": options})
+    database.end_standstills(settings.kafka_session_timeout_ms)
     return database
 
 

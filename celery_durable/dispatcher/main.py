@@ -42,6 +42,7 @@ def run(app: Celery, *, stop: threading.Event | None = None) -> int:
         database belongs to another ``client_id``.
     """
     runtime = runtime_of(app)
+    runtime.database.end_standstills(runtime.settings.kafka_session_timeout_ms)
     _check(runtime)
     stop = threading.Event() if stop is None else stop
     dispatcher = Dispatcher(app, runtime)

@@ -21,6 +21,18 @@ from celery_durable.errors import ConfigurationError
 
 DIALECTS = ("postgresql", "sqlite")
 SQLITE_BUSY_TIMEOUT_MS = 10_000
+STANDSTILL_MIN_MS = 5_000
+"""A transaction may stand still this long at least: a large batch takes its time between two statements."""
+_POSTGRESQL_CONNECTION = {
+    "application_name": "celery-durable",
+    "connect_timeout": 10,
+    # A server that vanished without a word: asked after 10 s of silence, given up after 20 s.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 20_000,
+}
+"""What libpq is told unless the URL says otherwise."""
 
 
 _DRIVERS = ("postgresql", "postgresql+psycopg", "sqlite", "sqlite+pysqlite")
@@ -82,6 +94,7 @@ class Database:
         self.schema = schema
         self._field = field
         self._pool_size = pool_size
+        self._standstill_ms: int | None = None
         self._pid = os.getpid()
         self._engine: Engine | None = None
         self._held = threading.local()
@@ -111,7 +124,7 @@ class Database:
         options: dict[str, Any] = {"poolclass": QueuePool, "pool_size": self._pool_size, "max_overflow": 10}
         if self.dialect == "postgresql":
             options["isolation_level"] = "READ COMMITTED"
-            options["connect_args"] = {"application_name": "celery-durable", "connect_timeout": 10}
+            options["connect_args"] = self._postgresql_connection()
         else:
             options["connect_args"] = {"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000, "check_same_thread": False}
         try:
@@ -124,6 +137,26 @@ class Database:
         if self.dialect == "sqlite":
             _prepare_sqlite(engine)
         return engine
+
+    def end_standstills(self, after_ms: int) -> None:
+        """Has PostgreSQL end a transaction of ours that stands still: a frozen process must not keep its locks.
+
+        For a process that shares its rows with others; to be called before its threads start. SQLite cannot.
+
+        :param after_ms: how long it may stand still, at least :data:`STANDSTILL_MIN_MS`.
+        """
+        self._standstill_ms = max(STANDSTILL_MIN_MS, after_ms)
+        self.dispose()
+
+    def _postgresql_connection(self) -> dict[str, Any]:
+        query = self.url.query
+        arguments: dict[str, Any] = {name: value for name, value in _POSTGRESQL_CONNECTION.items() if name not in query}
+        if self._standstill_ms is not None:
+            # In front, so that what the operator set wins. libpq reads its variable only where no options are given.
+            given = query.get("options", os.environ.get("PGOPTIONS", ""))
+            option = f"-c idle_in_transaction_session_timeout={self._standstill_ms}"
+            arguments["options"] = " ".join([option, *([given] if isinstance(given, str) else given)]).strip()
+        return arguments
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,9 +17,10 @@ from celery_durable.dispatcher.main import run
 from celery_durable.dispatcher.recovery import Recovery
 from celery_durable.errors import ConfigurationError, SchemaError
 from celery_durable.runtime import runtime_of
+from celery_durable.store.database import STANDSTILL_MIN_MS
 from tests.dispatching import Service as Rows
 from tests.dispatching import received
-from tests.harness import Stack, wait_until
+from tests.harness import Kafka, Process, Stack, wait_until
 
 DROP_OTHERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -125,6 +128,47 @@ def test_a_database_that_drops_every_connection_is_used_again(postgresql_url: st
     thread.join(40)
     assert not thread.is_alive()
     rows.close()
+
+
+FREEZES = """
+import os, signal, sys
+from tests.integration.test_dispatcher_main import app_with
+from celery_durable.dispatcher import main, passes
+real = passes.Passes._bring_up_to_date
+def freezes(self, connection, *more):
+    batch = real(self, connection, *more)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return batch
+passes.Passes._bring_up_to_date = freezes
+url, servers = sys.argv[1:]
+sys.exit(main.run(app_with(database_url=url, kafka_bootstrap_servers=servers, kafka_session_timeout_ms=1_000)))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.postgresql
+def test_a_dispatcher_that_is_frozen_in_a_pass_holds_no_other_up(
+    postgresql_url: str, mock_kafka: Kafka, tmp_path: Path
+) -> None:
+    """Rule 4's locks: PostgreSQL ends the transaction of a process that stands still, and both go on."""
+    rows = Rows(postgresql_url)
+    rows.add("op")
+    command = [sys.executable, "-c", FREEZES, postgresql_url, mock_kafka.bootstrap_servers]
+    process = Process("frozen", command, folder=tmp_path, env={})
+    process.start()
+    try:
+        watched = psutil.Process(process.pid)
+        wait_until(lambda: watched.status() == psutil.STATUS_STOPPED, what="the dispatcher to stand still")
+        started = time.monotonic()
+        passes = rows.passes()
+        wait_until(lambda: (passes.step(), rows.account())[1], what="the pass of another")
+        assert time.monotonic() - started < STANDSTILL_MIN_MS / 1000 + 5
+        process.thaw()
+        wait_until(lambda: "passes: " in process.log_tail(100), what="its loop to begin again")
+        assert process.terminate() == 0
+    finally:
+        process.kill()
+        rows.close()
 
 
 @pytest.mark.processes

@@ -66,3 +66,25 @@ def test_an_unknown_option_of_the_driver() -> None:
     database = Database("postgresql://me@127.0.0.1:1/db?nonsense=1")
     with pytest.raises(ConfigurationError, match=r'cannot be used .*invalid connection option "nonsense"'):
         check(database, build_tables())
+
+
+@pytest.mark.postgresql
+def test_what_the_operator_says_of_connections_wins(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that stands still is ended where that was asked for; options of URL and environment stay."""
+    monkeypatch.setenv("PGOPTIONS", "-c work_mem=1MB")
+    shown = [shown_by(postgresql_url), shown_by(postgresql_url, end_standstills_ms=7_000)]
+    assert shown == [("0", "1MB", "celery-durable"), ("7s", "1MB", "celery-durable")]
+    url = f"{postgresql_url}?application_name=mine&options=-c%20idle_in_transaction_session_timeout%3D0"
+    assert shown_by(url, end_standstills_ms=7_000) == ("0", "4MB", "mine")
+
+
+def shown_by(url: str, end_standstills_ms: int | None = None) -> tuple[str, ...]:
+    """The session's own settings."""
+    database = Database(url)
+    if end_standstills_ms is not None:
+        database.end_standstills(end_standstills_ms)
+    names = ("idle_in_transaction_session_timeout", "work_mem", "application_name")
+    with database.reading() as connection:
+        shown = tuple(connection.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names)
+    database.dispose()
+    return shown
