@@ -27,20 +27,18 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from celery_durable.permits.messages import LimitMirror, read_limit_mirror
 from celery_durable.store.clock import now_ms
 from celery_durable.store.counters import counter_table
 from celery_durable.store.offsets import offsets_table
 from celery_durable.store.outbox import outbox_table
+from celery_durable.store.sql import dialect_insert, dialect_of, insert_new, parts
 from holder_service.semaphore import AccountState
 
 DEFAULT_PREFIX = "holder_"
 VERSION_COUNTER = "version"
 """Its row is made by the first migration, with value 0."""
-PARAMETERS_MAX = 5_000
-"""Keys in one statement at most: PostgreSQL refuses more than 65,535 parameters, older SQLite more than 32,766."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def load_rows(connection: Connection, tables: HolderTables, accounts: Collection
     """The rows of those ``accounts`` that have one."""
     found: dict[str, Row] = {}
     columns = tables.accounts.c
-    for some in _slices(accounts):
+    for some in parts(sorted(accounts)):
         for record in connection.execute(select(tables.accounts).where(columns.account.in_(some))):
             found[record.account] = Row(
                 account=record.account,
@@ -199,14 +197,14 @@ def write_rows(connection: Connection, tables: HolderTables, writes: Iterable[Wr
         _expect(connection.execute(delete(table).where(at_version), deletes).rowcount, len(deletes))
     if inserts:
         # Returning tells how many went in: drivers count no rows of an insert that SQLAlchemy sends in pages.
-        insert = _dialect_insert(connection)(table).on_conflict_do_nothing().returning(table.c.account)
+        insert = insert_new(dialect_of(connection), table).returning(table.c.account)
         _expect(len(connection.execute(insert, inserts).all()), len(inserts))
 
 
 def load_mirrors(connection: Connection, tables: HolderTables, accounts: Collection[str]) -> dict[str, LimitMirror]:
     """The commands in force for those ``accounts`` that have any."""
     found: dict[str, LimitMirror] = {}
-    for some in _slices(accounts):
+    for some in parts(sorted(accounts)):
         query = select(tables.limits).where(tables.limits.c.account.in_(some))
         for record in connection.execute(query):
             found[record.account] = read_limit_mirror(record.mirror.encode())
@@ -217,7 +215,7 @@ def write_mirrors(connection: Connection, tables: HolderTables, mirrors: Sequenc
     """Puts each account's commands in place of what was there; the account's own write fences it."""
     if not mirrors:
         return
-    insert = _dialect_insert(connection)(tables.limits)
+    insert = dialect_insert(dialect_of(connection), tables.limits)
     upsert = insert.on_conflict_do_update(index_elements=["account"], set_={"mirror": insert.excluded.mirror})
     ordered = sorted(mirrors, key=lambda mirror: mirror.account)
     connection.execute(upsert, [{"account": m.account, "mirror": m.to_bytes().decode()} for m in ordered])
@@ -270,13 +268,3 @@ def _values(row: Row) -> dict[str, object]:
 def _expect(written: int, wanted: int) -> None:
     if written != wanted:
         raise VersionMoved(f"{wanted - written} of {wanted} accounts were written by another holder")
-
-
-def _dialect_insert(connection: Connection) -> type[postgresql.Insert] | type[sqlite.Insert]:
-    return postgresql.Insert if connection.dialect.name == "postgresql" else sqlite.Insert
-
-
-def _slices(keys: Collection[str]) -> Iterator[list[str]]:
-    ordered = sorted(keys)
-    for start in range(0, len(ordered), PARAMETERS_MAX):
-        yield ordered[start : start + PARAMETERS_MAX]

@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from celery_durable.errors import DurableError
 from celery_durable.kafka.client import ANSWER_S, make_admin, make_consumer, topic_id
 from celery_durable.kafka.settings import KafkaSettings
+from celery_durable.kafka.witness import witnesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +84,11 @@ def _extents(consumer: Consumer, topic: str, identity: str) -> dict[int, Extent]
     if not numbers:
         return {}
     # The group's offsets first: what is committed later is in the partition's extent for certain.
-    answers = consumer.committed([TopicPartition(topic, number) for number in numbers], timeout=ANSWER_S)
+    committed = witnesses(consumer, topic, numbers, identity)
     extents = {}
-    for answer in answers:
-        if answer.error is not None:
-            raise KafkaException(answer.error)
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, answer.partition), timeout=ANSWER_S)
-        committed = answer.offset if answer.offset >= 0 else None
-        # The reader writes the topic's ID beside the offset that it commits.
-        foreign = committed is not None and (committed > high or (answer.metadata or identity) != identity)
-        extents[answer.partition] = Extent(low, high, committed, foreign)
+    for number in numbers:
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=ANSWER_S)
+        witness = committed.get(number)
+        foreign = witness is not None and (witness.offset > high or witness.topic_id != identity)
+        extents[number] = Extent(low, high, None if witness is None else witness.offset, foreign)
     return extents

@@ -11,6 +11,7 @@ from celery_durable.permits.messages import LimitMirror
 from celery_durable.store import counters
 from celery_durable.store.database import Database
 from celery_durable.store.migrate import migrate
+from celery_durable.store.sql import PARAMETERS_MAX
 from holder_service import life, semaphore, store
 from holder_service.life import LifeChanged, Rebuild
 from holder_service.migrations import HOLDER
@@ -73,7 +74,7 @@ def test_a_write_succeeds_only_at_the_version_that_was_read(database: Database, 
 def test_more_accounts_than_a_statement_has_parameters(database: Database, tables: HolderTables) -> None:
     """They are asked for in several statements."""
     insert(database, tables, row("a"), row("z"))
-    assert names(database, tables, "a", "z", *(f"m{n}" for n in range(3 * store.PARAMETERS_MAX))) == {"a", "z"}
+    assert names(database, tables, "a", "z", *(f"m{n}" for n in range(3 * PARAMETERS_MAX))) == {"a", "z"}
 
 
 @pytest.mark.parametrize("account", ["1", "1:2", "ÄÖ\u200b😀", 'it\'s "quoted" %s :name', "  ", "x" * 1_024, "A", "a"])
