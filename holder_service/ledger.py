@@ -83,14 +83,15 @@ class Ledger:
         :raises VersionMoved: another holder wrote one of the accounts: roll back, :meth:`forget` them, try again.
         :raises LifeChanged: the database began another life: roll back, and see what is to be done.
         """
-        rows = self._load(connection, work)
-        absent = [account for account in work if account not in rows]
-        mirrors = store.load_mirrors(connection, self._tables, absent)
         versions = counters.draw(connection, self._tables.counters, store.VERSION_COUNTER, max(1, len(work)))
-        # The counter's row is locked from here on, as it is when a life changes: what is read now stays true.
+        # The counter's row is locked from here on, by every holder and when a life changes: what is read now stays
+        # true, also of accounts that have no row to compare and set.
         current = life.load(connection, self._tables)
         if current is None or current.revision != present.revision:
             raise LifeChanged
+        rows = self._load(connection, work)
+        absent = [account for account in work if account not in rows]
+        mirrors = store.load_mirrors(connection, self._tables, absent)
         now_ms, outcome = current.now_ms, _Outcome()
         for (account, letters), version in zip(sorted(work.items()), versions, strict=False):
             row = rows.get(account)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import Connection
 
-from celery_durable.permits.messages import LimitMirror
+from celery_durable.permits.messages import Command, LimitMirror, Pause, SetLimit
 from celery_durable.store import counters
 from celery_durable.store.database import Database
 from celery_durable.store.migrate import migrate
 from celery_durable.store.sql import PARAMETERS_MAX
 from holder_service import life, semaphore, store
+from holder_service.inbox import Letters
+from holder_service.ledger import Ledger
 from holder_service.life import LifeChanged, Rebuild
 from holder_service.migrations import HOLDER
+from holder_service.settings import load
 from holder_service.store import HolderTables, Row, VersionMoved, Write
 
 EPOCH = 1_000
@@ -189,3 +194,36 @@ def test_no_transaction_of_an_old_life_commits_after_the_new_one(database: Datab
         assert current.revision == begun.revision
     thread.join(10)
     assert changed.is_set()
+
+
+@pytest.mark.postgresql
+def test_two_owners_of_an_account_without_a_row_lose_no_command(postgresql_url: str, tables: HolderTables) -> None:
+    """Case A37: while the number of partitions changes, commands of one account come to two owners at once."""
+    database = Database(postgresql_url)
+    migrate(database, tables, migrations=HOLDER)
+    settings = load(database_url=postgresql_url)
+    with database.transaction() as connection:
+        begun = life.begin(connection, tables, "ready")
+
+    def apply(connection: Connection, partition: int, command: Command) -> None:
+        work = {"acme": Letters(partition, [command])}
+        Ledger(tables, settings, settings.semaphore()).apply(connection, begun, work)
+
+    def second() -> None:
+        with database.transaction() as connection:
+            begins.set()
+            apply(connection, 1, Pause(client_id="b", account="acme", seq=1))
+
+    begins = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        with database.transaction() as connection:
+            apply(connection, 0, SetLimit(client_id="a", account="acme", seq=1, limit=7))
+            late = pool.submit(second)
+            assert begins.wait(10)
+            with pytest.raises(TimeoutError):
+                late.result(0.5)
+        late.result(10)
+    with database.reading() as connection:
+        mirror = store.load_mirrors(connection, tables, ["acme"])["acme"]
+    assert (mirror.limit, mirror.paused) == (7, True)
+    database.dispose()
