@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import func, select
 
-from celery_durable.runtime import runtime_of
+from tests.e2e.observe import History, operation, reports, rows, states, wait_ended
 from tests.example.records import most_at_once
 from tests.harness import Kafka, Service, Stack, wait_until
-from tests.services import KafkaBroker, Redis
+from tests.services import KafkaBroker, RabbitMQ, Redis
+from tests.services.kafka import ApacheKafka
 
 pytestmark = [pytest.mark.processes, pytest.mark.postgresql]
 
 
-def rows(service: Service, table: str, *columns: str) -> list[tuple[Any, ...]]:
-    """The columns of every row of a table."""
-    runtime = runtime_of(service.app)
-    found = getattr(runtime.tables, table)
-    with runtime.database.reading() as connection:
-        return [tuple(row) for row in connection.execute(select(*(found.c[name] for name in columns)))]
-
-
 def count(service: Service, state: str) -> int:
     """How many operations are in the state."""
-    runtime = runtime_of(service.app)
-    operations = runtime.tables.operations
-    with runtime.database.reading() as connection:
-        return int(connection.scalar(select(func.count()).where(operations.c.state == state)) or 0)
+    return states(service)[state]
 
 
 @pytest.fixture
@@ -79,6 +69,104 @@ def test_a_wiped_celery_broker_loses_nothing(on_own_redis: Stack, own_redis: Red
     runs = Counter(record.operation_id for record in service.records() if record.event == "start")
     assert (len(runs), set(runs.values())) == (80, {1})
     assert max(most_at_once([each for each in service.records() if each.account]).values()) <= 2
+
+
+def test_a_purged_and_restarted_rabbitmq_loses_nothing(
+    tmp_path: Path, mock_kafka: Kafka, postgresql_server: str, own_rabbitmq: RabbitMQ
+) -> None:
+    """Case C4: RabbitMQ's queue purged, the broker killed and started again: everything still runs, once each."""
+    with Stack(tmp_path, kafka=mock_kafka, postgresql=postgresql_server) as stack:
+        service = stack.service(resend_min_s=1.0)
+        vhost = own_rabbitmq.new_vhost()
+        service.broker |= {"broker_url": vhost, "worker_enable_remote_control": False}
+        stack.holder()
+        service.dispatcher()
+        plain, limited = service.task("add"), service.task("work")
+
+        def enqueue() -> None:
+            for number in range(15):
+                plain.delay(number, 1)
+                limited.delay(f"tenant:{number % 3}", 0.02)
+
+        enqueue()
+        name = vhost.rpartition("/")[2]
+        sizes = ("-p", name, "list_queues", "name", "messages")
+        wait_until(lambda: "celery\t21" in own_rabbitmq.control(*sizes), 60, what="messages in RabbitMQ")
+        own_rabbitmq.control("-p", name, "purge_queue", "celery")
+        worker = service.worker(concurrency=4)
+        wait_until(lambda: count(service, "succeeded") == 30, 90, what="all succeeded")
+        enqueue()
+        own_rabbitmq.restart()
+        wait_until(lambda: count(service, "succeeded") == 60, 120, what="all succeeded after a restart")
+        assert worker.alive
+        assert set(History([service]).starts().values()) == {1}
+        History([service]).check_bound(2)
+
+
+@pytest.mark.redis
+def test_enqueue_needs_neither_broker_nor_result_backend(on_own_redis: Stack, own_redis: Redis) -> None:
+    """Cases C19 and C24: both unreachable: ``delay`` returns, the row is committed, and it runs when they are back."""
+    service = on_own_redis.service(resend_min_s=1.0)
+    service.broker["result_backend"] = own_redis.url(9)
+    on_own_redis.holder()
+    service.dispatcher()
+    worker = service.worker()
+    own_redis.kill()
+    begun = time.monotonic()
+    results = [service.task("add").delay(number, 1) for number in range(5)]
+    results += [service.task("work").delay("tenant:acme") for _ in range(5)]
+    assert time.monotonic() - begun < 5
+    assert sum(states(service).values()) == 10
+    assert not states(service)["succeeded"]
+    wait_until(lambda: count(service, "admitted") >= 7, 60, what="permits are given without the broker")
+    assert not History([service]).starts()
+    own_redis.start()
+    wait_until(lambda: count(service, "succeeded") == 10, 120, what="all succeeded")
+    assert [result.get(timeout=5) for result in results] == [1, 2, 3, 4, 5, *["tenant:acme"] * 5]
+    assert set(History([service]).starts().values()) == {1}
+    assert worker.alive
+    with own_redis.client(9) as client:
+        wait_until(lambda: client.dbsize() == 10, 30, what="the app's own backend has the results too")
+
+
+@pytest.mark.kafka
+def test_a_newer_report_survives_the_acknowledgement_of_an_older(on_own_kafka: Stack, own_kafka: KafkaBroker) -> None:
+    """Case B3: what was staged while Kafka had the older report in hand is still sent."""
+    service, account = on_own_kafka.service(), "tenant:newer"
+    service.dispatcher()
+    service.worker()
+    service.task("work").delay("tenant:first")
+    wait_until(lambda: reports(service, "tenant:first"), 60, what="the relay works")
+    pause(own_kafka)
+    try:
+        first = service.task("work").delay(account)
+        # Claimed by the relay: not due before its publish deadline is over.
+        wait_until(lambda: claimed(service, account), 30, what="the first report is on its way")
+        (before,) = rows(service, "outbox", "no", "version", key=account)
+        more = [service.task("work").delay(account) for _ in range(5)]
+        wait_until(lambda: rows(service, "outbox", "version", key=account) > [before[1:]], 30, what="a newer report")
+    finally:
+        pause(own_kafka, signal.SIGCONT)
+    wait_until(lambda: not rows(service, "outbox", "no", key=account), 60, what="both are sent")
+    sent = reports(service, account)
+    assert sent[0]["groups"][0]["waiting"] == 1
+    assert sent[-1]["groups"][0]["waiting"] == 6
+    on_own_kafka.holder()
+    wait_ended(service, account, 6)
+    assert operation(service, first.id).attempt == 1
+    assert set(History([service]).starts(account).values()) == {1}
+    assert len(more) == 5
+
+
+def pause(broker: KafkaBroker, number: signal.Signals = signal.SIGSTOP) -> None:
+    """Stops Kafka's process, or continues it: messages on their way are not lost, and not acknowledged either."""
+    assert isinstance(broker, ApacheKafka)
+    broker.signal(number)
+
+
+def claimed(service: Service, key: str) -> bool:
+    """Whether a relay has taken the row to send it."""
+    return any(due - staged > 5_000 for due, staged in rows(service, "outbox", "due_at", "staged_at", key=key))
 
 
 @pytest.mark.kafka

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import uuid
@@ -150,6 +151,10 @@ class ApacheKafka(KafkaBroker):
 
     def kill(self) -> None:
         self._process.kill()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the broker: SIGSTOP and SIGCONT make it hang and go on."""
+        self._process.send_all(number)
 
     def stop(self) -> None:
         # Kafka's own shutdown takes seconds and saves nothing that anybody will read.
