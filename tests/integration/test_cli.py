@@ -66,7 +66,7 @@ def test_every_command_has_help(shop: Path) -> None:
 def test_migrate_then_look(shop: Path) -> None:
     assert_one_line(durable(shop, "ps"), 2, "There are no tables in sqlite:///shop.sqlite3", "durable migrate")
     done = durable(shop, "migrate")
-    assert (done.returncode, done.stdout) == (0, "The tables durable_… are at revision 0001.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "The tables durable_… are at revision 0001.\n", "")
     assert durable(shop, "migrate", "--to", "0001").returncode == 0
     assert_one_line(durable(shop, "migrate", "--to", "7"), 2, "--to 7", "use head or one of 0001")
     assert durable(shop, "ps").stdout == "No operations.\n"
@@ -136,6 +136,22 @@ def test_a_dispatcher_without_tables_or_app_exits_2(shop: Path) -> None:
     done = celery(shop, "durable", "ps")
     assert done.returncode == 2
     assert "which app?" in done.stderr
+
+
+WORKER = """
+from celery_durable import DurableTask
+@app.task(base=DurableTask)
+def work(): ...
+"""
+
+
+def test_a_worker_without_tables_or_settings_exits_2(shop: Path) -> None:
+    """Bad input "schema missing": as every process, not one error for each message that arrives."""
+    worker = ("-A", "shop", "worker", "--pool", "solo")
+    (shop / "shop.py").write_text(APP + WORKER)
+    quiet = {"PYTHONWARNINGS": "ignore"}  # Celery warns of a worker that runs as root
+    assert_one_line(celery(shop, *worker, **quiet), 2, "There are no tables", "durable migrate")
+    assert_one_line(celery(shop, *worker, **quiet, CELERY_DURABLE_POLL_MAX_MS="0"), 2, "poll_max_ms")
 
 
 def test_topics_without_a_kafka_exit_2(shop: Path) -> None:

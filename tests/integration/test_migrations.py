@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -221,3 +222,16 @@ def test_an_unreachable_database_is_one_clear_line_without_the_password() -> Non
             action(database, client.build_tables())
         assert "secret" not in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_the_holders_command_prints_one_line(tmp_path: Path) -> None:
+    """The revision that was reached, and nothing of Alembic's own set-up."""
+    done = subprocess.run(
+        [sys.executable, "-m", "holder_service.cli", "migrate"],
+        env={**os.environ, "HOLDER_DATABASE_URL": f"sqlite:///{tmp_path / 'holder.sqlite3'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"schema of the holder: {HOLDER.head}\n", "")
