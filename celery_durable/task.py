@@ -14,6 +14,7 @@ from celery_durable import enqueue, message, spool
 from celery_durable.declaration import OPTIONS, Declaration, check_options, declare, signature_of
 from celery_durable.errors import ConfigurationError, EnqueueError
 from celery_durable.results import DurableAsyncResult, durable_backend
+from celery_durable.worker import boot
 from celery_durable.worker.retry import is_retry, stage_retry
 from celery_durable.worker.seam import WorkerSeam
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from celery_durable.store.operations import NewOperation
 
 spool.register()  # whoever loads a durable task may connect to the folder broker
+boot.register()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -156,6 +158,18 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
         if parent:
             parent.add_trail(result)
         return result
+
+    def replace(self, sig: Any) -> Any:
+        """Works in eager calls only. As an operation, a task cannot become another one: its account is this one's.
+
+        :raises EnqueueError: the task runs as an operation. It fails, and nothing else was enqueued.
+        """
+        if self.request.is_eager or self.request.called_directly:
+            return super().replace(sig)
+        raise EnqueueError(
+            f"{self.name}: replace({sig!r:.100}): an operation cannot become another task; enqueue that one as this "
+            "one's link or as the next step of its chain, or call it and return"
+        )
 
     def enqueue_many(self, calls: Iterable[Any], *, batch_rows: int = enqueue.BATCH_ROWS) -> enqueue.Enqueued:
         """Enqueues many calls in batches: a few statements for ``batch_rows`` rows, and no more of them in memory.

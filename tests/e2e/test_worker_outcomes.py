@@ -65,6 +65,8 @@ CASES = {
     "C12: a negative retry delay": Case("flaky", (1, -5), "failed", None, "countdown = -5", ("failed",)),
     "C12: a huge retry delay": Case("flaky", (1, 1e300), "failed", None, "countdown", ("failed",)),
     "Ignore": Case("ignore"),
+    "replace by a task": Case("replaced", (False,), "failed", None, "cannot become another task", ("failed",)),
+    "replace by a chain": Case("replaced", (True,), "failed", None, "cannot become another task", ("failed",)),
     "Reject": Case("reject", (), "failed", None, "no good", ("failed",)),
     "Reject(requeue=True)": Case("requeue", ("{flag}",), result="done", history=("retried",), runs=2),
     "C10: a result that cannot be serialised": Case("unserialisable", (), "failed", None, "EncodeError", ("failed",)),

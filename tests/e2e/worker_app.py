@@ -133,6 +133,11 @@ def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> C
             raise Reject("not now", requeue=True)
         return "done"
 
+    @durable_task(name="replaced")
+    def replaced(self: Any, chained: bool) -> None:
+        add_one = add.s(1, 1)
+        raise self.replace(add_one | add.s(1) if chained else add_one)
+
     @durable_task(name="unserialisable")
     def unserialisable(self: Any) -> Any:
         return object()
