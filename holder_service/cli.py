@@ -18,8 +18,8 @@ import click
 from celery_durable.errors import ConfigurationError
 from holder_service import settings as settings_module
 from holder_service.commands import CommandRefused
-from holder_service.semaphore import Usage
 from holder_service.settings import HolderSettings
+from holder_service.usage import Usage
 
 if TYPE_CHECKING:
     from celery_durable.store.database import Database

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from celery_durable.errors import DurableError
 from celery_durable.store import counters
 from celery_durable.store.database import Database
-from holder_service import life, semaphore, store
+from holder_service import life, semaphore, store, usage
 from holder_service.life import Rebuild
-from holder_service.semaphore import SemaphoreSettings, Usage
+from holder_service.semaphore import SemaphoreSettings
 from holder_service.store import HolderTables, VersionMoved
+from holder_service.usage import Usage
 
 TRIES_MAX = 20
 
@@ -25,7 +26,7 @@ def usages(database: Database, tables: HolderTables, settings: SemaphoreSettings
         for rows in store.all_rows(connection, tables):
             now_ms = store.clock_ms(connection)
             for row in sorted(rows, key=lambda row: row.account):
-                yield semaphore.usage(row.state, now_ms, settings)
+                yield usage.of(row.state, now_ms, settings)
 
 
 def go(database: Database, tables: HolderTables, account: str | None) -> int:

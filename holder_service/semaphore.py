@@ -26,24 +26,22 @@ from celery_durable.permits.messages import (
 )
 from holder_service.account import AccountState, Client
 from holder_service.allocation import Allocation, Terms
-from holder_service.footprint import footprint, held, show, wants_ack
+from holder_service.footprint import held, show, wants_ack
 from holder_service.intake import Refusal, Work, begin_epoch, counted_nothing, forfeit, forget_forfeits, take
 from holder_service.mirrors import take_over
 
 __all__ = [
     "AccountState",
-    "ClientUsage",
     "Decision",
     "Refusal",
     "Rules",
     "SemaphoreSettings",
-    "Usage",
     "decide",
     "go",
+    "limit_in_force",
     "new_account",
     "new_epoch",
     "rebuilding_account",
-    "usage",
 ]
 
 
@@ -70,33 +68,6 @@ class SemaphoreSettings:
     reporting_lifetime_ms: int = 600_000
     forfeit_after_ms: int | None = None
     rules: Rules = field(default_factory=Rules)
-
-
-@dataclass(frozen=True, slots=True)
-class ClientUsage:
-    """One client in one account, for ``holder-service accounts``."""
-
-    client_id: str
-    in_use: int
-    waiting: int
-    footprint: int
-    last_report_ms: int | None
-    """How long ago its newest report came."""
-    must_acknowledge: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """One account as people see it."""
-
-    account: str
-    limit: int
-    source: str
-    paused: bool
-    in_use: int
-    waiting: int
-    footprint: int
-    clients: Sequence[ClientUsage] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +215,16 @@ def _asked_in_vain(client: Client) -> bool:
     return bool(client.must_ack) and not client.unknown and counted_nothing(client)
 
 
-def _resolve_limit(work: Work, settings: SemaphoreSettings) -> limits.Resolved:
-    """The account's limit in force. Every client is told of a new one, since it may have held back its demand."""
-    state = work.state
+def limit_in_force(state: AccountState, settings: SemaphoreSettings) -> limits.Resolved:
+    """The account's limit, by its commands, the rules and what its clients declare."""
     declared = [client.declared for client in state.clients.values()]
-    found = limits.account_limit(state.account, state.limit, settings.rules.accounts, declared)
+    return limits.account_limit(state.account, state.limit, settings.rules.accounts, declared)
+
+
+def _resolve_limit(work: Work, settings: SemaphoreSettings) -> limits.Resolved:
+    """The limit in force. Every client is told of a new one, since it may have held back its demand."""
+    state = work.state
+    found = limit_in_force(state, settings)
     if found.warning is not None and (work.mirror_changed or work.declared_changed):
         work.warnings.append(found.warning)
     if found.limit != state.told:
@@ -389,30 +365,3 @@ def _due_at_ms(state: AccountState, settings: SemaphoreSettings) -> int | None:
         if _asked_in_vain(client) or any(pair.newest.permits for pair in client.pairs.values()):
             due.append(client.reported_at_ms + settings.reporting_lifetime_ms)
     return min(due, default=None)
-
-
-def usage(state: AccountState, now_ms: int, settings: SemaphoreSettings) -> Usage:
-    """What people see of the account."""
-    declared = [client.declared for client in state.clients.values()]
-    found = limits.account_limit(state.account, state.limit, settings.rules.accounts, declared)
-    clients = [
-        ClientUsage(
-            client_id=name,
-            in_use=sum(pair.used for pair in client.pairs.values()),
-            waiting=sum(pair.waiting for pair in client.pairs.values()),
-            footprint=sum(footprint(client, pair) for pair in client.pairs.values()),
-            last_report_ms=max(0, now_ms - client.reported_at_ms),
-            must_acknowledge=wants_ack(client),
-        )
-        for name, client in state.clients.items()
-    ]
-    return Usage(
-        account=state.account,
-        limit=found.limit,
-        source=found.source,
-        paused=state.paused,
-        in_use=sum(client.in_use for client in clients),
-        waiting=sum(client.waiting for client in clients),
-        footprint=sum(client.footprint for client in clients),
-        clients=clients,
-    )

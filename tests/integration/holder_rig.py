@@ -30,9 +30,9 @@ from celery_durable.store.migrate import migrate
 from celery_durable.store.offsets import Position
 from holder_service import commands, store
 from holder_service.migrations import HOLDER
-from holder_service.semaphore import Usage
 from holder_service.service import Service
 from holder_service.settings import HolderSettings, load
+from holder_service.usage import Usage
 from tests.harness import Kafka, wait_until
 
 T = TypeVar("T")

@@ -329,7 +329,7 @@ class Walk:
     def follow_limits(self, state: semaphore.AccountState) -> None:
         """The limits that bind: a lowered one does so only once what is given fits; it revokes nothing."""
         settings = self.holder.settings
-        limit = semaphore.usage(state, self.now_ms, settings).limit
+        limit = semaphore.limit_in_force(state, settings).limit
         sure = not state.waits_for_epoch and not self.holder.rebuilding
         footprints = self.holder.footprints()
         fits = sure and sum(footprints.values()) <= limit

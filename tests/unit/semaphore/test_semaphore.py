@@ -15,7 +15,7 @@ from celery_durable.permits.messages import (
     Resume,
     SetLimit,
 )
-from holder_service import semaphore
+from holder_service import semaphore, usage
 from holder_service.semaphore import AccountState, Rules, SemaphoreSettings
 
 
@@ -154,7 +154,7 @@ def test_silence_stops_but_frees_nothing():
     holder.decide(later_ms=600_000)
     assert holder.replies["a"].groups == ()
     assert holder.replies["a"].ack_wanted
-    assert semaphore.usage(holder.state, holder.now_ms, holder.settings).footprint == 4
+    assert usage.of(holder.state, holder.now_ms, holder.settings).footprint == 4
 
 
 def test_forfeit_after_is_a_policy():
@@ -162,7 +162,7 @@ def test_forfeit_after_is_a_policy():
     holder.decide(holder.report("a", waits(4)))
     holder.decide(later_ms=600_000)
     decision = holder.decide(later_ms=3_000_000)
-    assert semaphore.usage(holder.state, holder.now_ms, holder.settings).footprint == 0
+    assert usage.of(holder.state, holder.now_ms, holder.settings).footprint == 0
     assert decision.due_at_ms is None
 
 
@@ -175,7 +175,7 @@ def test_a_forfeit_of_what_was_given_later_is_ignored_with_a_warning():
     holder.decide(holder.report("a", ReportGroup(claimed=4, released=3, waiting=2)))
     decision = holder.decide(command(Forfeit, client="a", epoch=old.epoch, version=old.version))
     assert decision.warnings
-    assert semaphore.usage(holder.state, holder.now_ms, holder.settings).footprint > 0
+    assert usage.of(holder.state, holder.now_ms, holder.settings).footprint > 0
 
 
 def test_commands_of_each_sender_kind_and_target_have_their_own_order():
@@ -343,6 +343,6 @@ def test_a_decision_is_quick_and_linear_in_the_pairs():
 def test_usage_is_what_people_see(paused):
     holder = Holder()
     holder.decide(holder.report("a", ReportGroup(claimed=2, waiting=1)), *[command(Pause)] * paused)
-    seen = semaphore.usage(holder.state, holder.now_ms + 5, holder.settings)
+    seen = usage.of(holder.state, holder.now_ms + 5, holder.settings)
     assert (seen.limit, seen.source, seen.paused, seen.in_use, seen.waiting) == (4, "declared", paused, 2, 1)
     assert seen.clients[0].last_report_ms == 5
