@@ -192,11 +192,17 @@ class Database:
             connection.close()
 
     def dispose(self) -> None:
-        """Closes this process's connections."""
+        """Closes this process's connections: those that other threads still use, once these let go of them."""
         self.drop_held()
-        if self._engine is not None and self._pid == os.getpid():
-            self._engine.dispose()
-        self._engine = None
+        engine, self._engine = self._engine, None
+        if engine is not None and self._pid == os.getpid():
+            event.listen(engine.pool, "checkin", _close_at_once)
+            engine.dispose()
+
+
+def _close_at_once(_dbapi: Any, record: Any) -> None:
+    # The pool that it goes back to is no more in use: nobody else would ever close it.
+    record.invalidate()
 
 
 def _prepare_sqlite(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from celery_durable.errors import ConfigurationError
 from celery_durable.store.database import Database, redact
 from celery_durable.store.migrate import check, migrate
 from celery_durable.store.schema import build_tables
+from tests.harness import wait_until
 
 
 @pytest.mark.parametrize(
@@ -88,3 +90,42 @@ def shown_by(url: str, end_standstills_ms: int | None = None) -> tuple[str, ...]
         shown = tuple(connection.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names)
     database.dispose()
     return shown
+
+
+@pytest.mark.postgresql
+def test_nothing_stays_open_of_threads_that_outlive_the_end(postgresql_url: str) -> None:
+    """A connection that comes back after `dispose` is closed: the pool that it came from is no more."""
+    database, onlooker = Database(postgresql_url), Database(postgresql_url)
+    threads, holding, end = [], threading.Barrier(3), threading.Event()
+
+    def hold() -> None:
+        database.held()
+        holding.wait(30)
+        end.wait(30)
+
+    def transact() -> None:
+        with database.transaction():
+            holding.wait(30)
+            end.wait(30)
+
+    for target in (hold, transact):
+        threads.append(threading.Thread(target=target))
+        threads[-1].start()
+    holding.wait(30)
+    database.dispose()
+    end.set()
+    for thread in threads:
+        thread.join(30)
+
+    def others() -> int:
+        with onlooker.reading() as connection:
+            return int(connection.exec_driver_sql(OTHERS).scalar_one())
+
+    wait_until(lambda: others() == 0, what="no connection")
+    onlooker.dispose()
+
+
+OTHERS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+    "AND backend_type = 'client backend'"
+)
