@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 from celery_durable.kafka.relay import Relay
 from celery_durable.scheduling.loop import Loop, stop_all
+from celery_durable.scheduling.signals import signals_set
 from celery_durable.store.database import Database
 from celery_durable.store.migrate import check
 from holder_service import store
@@ -79,7 +76,7 @@ def run(settings: HolderSettings, *, stop: threading.Event | None = None) -> int
     tables = store.build_tables(settings.table_prefix, settings.database_schema)
     check(database, tables, HOLDER)
     ended = stop or threading.Event()
-    with _signals(ended):
+    with signals_set(ended):
         holder = Holder(database, tables, settings)
         holder.start()
         logger.info("holder started: group %s, topic %s", settings.group_id, settings.accounts_topic)
@@ -99,20 +96,3 @@ def open_database(settings: HolderSettings) -> Database:
     database = Database(url, schema=settings.database_schema, pool_size=settings.database_pool_size)
     database.end_standstills(settings.kafka_session_timeout_ms)
     return database
-
-
-@contextmanager
-def _signals(ended: threading.Event) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        ended.set()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

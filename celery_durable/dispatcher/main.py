@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from celery_durable.dispatcher.delivery import Delivery
@@ -20,6 +18,7 @@ from celery_durable.kafka.relay import Relay
 from celery_durable.monitoring import events
 from celery_durable.runtime import Runtime, runtime_of
 from celery_durable.scheduling.loop import Loop, Step, stop_all
+from celery_durable.scheduling.signals import signals_set
 from celery_durable.store import migrate
 from celery_durable.store.accounts import client_identity
 from celery_durable.store.admission import Admitted
@@ -46,7 +45,7 @@ def run(app: Celery, *, stop: threading.Event | None = None) -> int:
     _check(runtime)
     stop = threading.Event() if stop is None else stop
     dispatcher = Dispatcher(app, runtime)
-    with _signals_set(stop):
+    with signals_set(stop):
         dispatcher.start()
         logger.info("dispatcher of %s: started", runtime.settings.client_id)
         stop.wait()
@@ -193,19 +192,3 @@ def _check(runtime: Runtime) -> None:
     migrate.check(runtime.database, runtime.tables)
     with runtime.database.transaction() as connection:
         client_identity(connection, runtime.tables, settings.client_id)
-
-
-@contextmanager
-def _signals_set(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set ``stop`` while this lasts. Elsewhere than in the main thread it changes nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        signal.signal(number, lambda *_: stop.set())
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
