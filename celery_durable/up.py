@@ -36,8 +36,11 @@ from celery_durable.supervisor import Supervisor
 if TYPE_CHECKING:
     from celery import Celery
 
-EMBEDDED_FETCH_WAIT_MS = "5"
-"""The embedded broker never wakes a waiting fetch."""
+EMBEDDED_FETCH_WAIT_MS = "20"
+"""The embedded broker never wakes a waiting fetch: a message waits up to this long, and an idle reader asks as often.
+
+Each of holder and dispatcher costs 0.8 % of a core then; at 10 ms it was 1.0 %, at 5 ms 1.6 %.
+"""
 CHECK_EVERY_S = 0.2
 SHUTDOWN_S = 20.0
 """How long running tasks may go on after Ctrl-C. What is killed then runs again after the next start."""

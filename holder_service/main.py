@@ -19,8 +19,8 @@ from holder_service.store import HolderTables
 logger = logging.getLogger(__name__)
 
 PAUSE_MIN_S = 0.005
-RELAY_PAUSE_MAX_S = 1.0
-"""A commit wakes the relay; its polls only find what a holder that died left behind."""
+RELAY_PAUSE_MAX_S = 5.0
+"""A commit wakes the relay, and so do new partitions; its polls only find what another holder left behind."""
 NOT_IN_SERVICE_S = 0.25
 
 

@@ -48,7 +48,8 @@ class Service:
     most ``settings.poll_max_ms``. SIGKILL at any point loses nothing: a batch is one transaction with its offset, and
     what was not committed is read again. For one thread.
 
-    :param wake_relay: called after a commit that left something in the outbox.
+    :param wake_relay: called when the outbox may have something: after a commit, and with new partitions, whose last
+        owner may have left it there.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class Service:
                     f"the group's ({opening.committed})"
                 )
         self._compared = True
+        self._wake_relay()
         if any(opening.recreated for opening in openings):
             count = len(topic.view(self._settings, name, self._settings.group_id).partitions)
             with self._database.transaction() as connection:

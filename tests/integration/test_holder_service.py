@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -251,6 +252,14 @@ def test_of_two_holders_on_one_partition_the_older_commits_nothing(
         after = store.load_rows(connection, rig.tables, ["acme"])["acme"]
     assert after.version == before.version
     served(older, client, "acme")
+
+
+def test_new_partitions_wake_the_relay(quick_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What their last owner left in the outbox when it died is sent at once."""
+    holder, woken = quick_rig.holder(), threading.Event()
+    monkeypatch.setattr(holder.service, "_wake_relay", woken.set)
+    holder.serving()
+    assert woken.is_set()
 
 
 def test_an_account_whose_partition_changes_has_two_owners_for_a_while(quick_rig: Rig) -> None:
