@@ -86,15 +86,17 @@ class Passes:
         Accounts that another dispatcher is at are left to it; one that fails is tried again later, alone (case F5).
         """
         limit = self._settings.pass_accounts_max
+        # So many of those found may be resting after a failure: they must not take the place of others.
+        resting = len(self._failures) - len(self._ready(self._failures))
         with held(self._database) as connection:
-            due, next_s = self._accounts.due(connection, max(1, limit // 2))
-            woken = self._accounts.woken(connection, self._after, max(1, limit - len(due)))
+            overdue, next_s = self._accounts.due(connection, max(1, limit // 2) + resting)
+            due = self._ready(overdue)[: max(1, limit // 2)]
+            woken = self._accounts.woken(connection, self._after, max(1, limit - len(due)) + resting)
         chosen = self._ready(dict.fromkeys([*due, *woken]))
-        self._forget_failures(chosen)
-        # Also when all of these rest after a failure: those behind them have their turn.
-        self._after = woken[-1] if woken else ""
+        self._forget_failures({*overdue, *woken})
         if not chosen:
             return min([next_s, *self._failure_pauses()])
+        self._after = woken[-1] if woken else ""
         with self._database.transaction() as transaction:
             batch = self._bring_up_to_date(transaction, chosen, {})
         self._hand_over(batch.admitted)

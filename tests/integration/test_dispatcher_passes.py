@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert, select, text, update
+from sqlalchemy import case, event, insert, select, text, update
 
 from celery_durable.dispatcher import passes as passes_module
 from celery_durable.dispatcher.passes import Passes
@@ -309,6 +309,31 @@ def test_a_failed_account_that_needs_no_pass_any_more_is_forgotten(
     with service.database.transaction() as connection:
         connection.execute(service.tables.wakes.delete())
     until(lambda: passes.step() == float("inf"))
+
+
+@pytest.mark.parametrize("found_by", ["wake", "due"])
+def test_many_failing_accounts_stop_no_other(database_url: str, monkeypatch: pytest.MonkeyPatch, found_by: str) -> None:
+    """F5: more of them than one batch has room for, and all longer overdue."""
+    service = Service(database_url, pass_accounts_max=2)
+    passes, bad = service.passes(), [f"bad{number}" for number in range(5)]
+    for account in (*bad, "zebra"):
+        service.add(account, account=account)
+    service.run_passes(passes)
+    service.sent("zebra")
+    real = passes_module.plan
+    monkeypatch.setattr(
+        passes_module,
+        "plan",
+        lambda state, *rest, **more: 1 / (state.account == "zebra") and real(state, *rest, **more),
+    )
+    for account in (*bad, "zebra"):
+        service.add(f"{account} again", account=account, wakes=found_by == "wake")
+    accounts = service.tables.accounts
+    with service.database.transaction() as connection:
+        due_at = case((accounts.c.account == "zebra", 2), else_=1)
+        connection.execute(update(accounts).values(due_at=due_at if found_by == "due" else None))
+    until(lambda: (passes.step(), service.report("zebra"))[1], 10)
+    service.close()
 
 
 def test_one_failing_reply_stops_no_other(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
