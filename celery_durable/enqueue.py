@@ -42,11 +42,9 @@ def new_operation(captured: CapturedMessage, resolved: Resolved, declaration: De
     policy = {
         "requeue_after_s": declaration.requeue_after_s,
         "max_worker_losses": declaration.max_worker_losses,
-        "retention_s": declaration.retention_s,
         "limit": resolved.limit,
         "group_limit": resolved.group_limit,
         "mutex": resolved.mutex or None,
-        "ignore_result": captured.headers["ignore_result"] or None,
     }
     retention_s = declaration.retention_s
     return NewOperation(

@@ -78,13 +78,11 @@ def encode_exception(app: Celery, exception: BaseException, *, bytes_max: int) -
         return _dump(codec, {"exc_type": kind.__qualname__, "exc_message": text, "exc_module": kind.__module__})
 
 
-def decode_result(app: Celery, encoded: Encoded | None, *, failed: bool) -> Any:
+def decode_result(app: Celery, encoded: Encoded, *, failed: bool) -> Any:
     """What :func:`encode_result`, or with ``failed`` :func:`encode_exception`, has encoded.
 
     :raises kombu.exceptions.ContentDisallowed: the app does not accept the content type it was stored with.
     """
-    if encoded is None:
-        return None
     codec = _codec(app)
     value = loads(
         decompress_payload(encoded.data),

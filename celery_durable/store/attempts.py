@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any
 from celery_durable.errors import AttemptLost
 from celery_durable.store.attempt_sql import RETURNED, AttemptStatements, Settle
 from celery_durable.store.database import Database
-from celery_durable.store.schema import CANCELLED, FAILED, RETRYING, SCHEDULED, SUCCEEDED, Tables
+from celery_durable.store.schema import CANCELLED, FAILED, LOST, RETRIED, RETRYING, SCHEDULED, SUCCEEDED, Tables
 
 if TYPE_CHECKING:
     from celery_durable.message import CapturedMessage
-
-LOST, RETRIED = "lost", "retried"
-"""Outcomes of an attempt after which the operation may run again, as its history names them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from celery_durable.store.schema import (
     CANCELLED,
     ENDED_STATES,
     FAILED,
+    LOST,
     QUEUED,
     RETRYING,
     RUNNING,
@@ -42,9 +43,6 @@ from celery_durable.store.schema import (
     Tables,
 )
 from celery_durable.store.sql import database_now, execute_many, in_states, parts
-
-LOST = "lost"
-"""Outcome of an attempt, in its row of history."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ PERMIT_STATES = (ADMITTED, RUNNING, RETRYING)
 """An operation with an account holds a permit exactly while it is in one of these."""
 ENDED_STATES = (SUCCEEDED, FAILED, CANCELLED)
 STATES = (*WAITING_STATES, *PERMIT_STATES, *ENDED_STATES)
+LOST, RETRIED = "lost", "retried"
+"""Outcomes of an attempt after which its operation may run again; the others are ended states."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +166,13 @@ def build_tables(prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> Tab
             "publish",
             JSON,
             nullable=False,
-            comment="exchange, routing_key, serializer, compression, delivery mode",
+            comment="exchange, routing_key, compression, delivery mode, priority",
         ),
         Column(
             "policy",
             JSON,
             nullable=False,
-            comment="requeue_after_s, max_worker_losses, retention_s, declared limits, ignore_result",
+            comment="what the task declares: requeue_after_s, max_worker_losses, limit, group_limit, mutex",
         ),
         comment="The wide and constant part of an operation",
     )
