@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
-from sqlalchemy import func, select
 
-from celery_durable.runtime import runtime_of
-from tests.example.records import most_at_once
-from tests.harness import Service, Stack, wait_until
+from tests.e2e.observe import History, all_read, holder_usage, in_use, outbox_depth, states
+from tests.harness import Stack, wait_until
 
 ACCOUNTS, OPERATIONS, LIMIT = 50, 2_000, 2
 DEADLINE_S = 240
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(DEADLINE_S + 120)]
-
-
-def states(service: Service) -> Counter[str]:
-    """How many operations are in each state."""
-    runtime = runtime_of(service.app)
-    operations = runtime.tables.operations
-    with runtime.database.reading() as connection:
-        rows = connection.execute(select(operations.c.state, func.count()).group_by(operations.c.state))
-        return Counter({str(state): int(count) for state, count in rows})
-
-
-def outbox_depth(service: Service) -> int:
-    """Messages that Kafka has not yet."""
-    runtime = runtime_of(service.app)
-    with runtime.database.reading() as connection:
-        return int(connection.scalar(select(func.count()).select_from(runtime.tables.outbox)) or 0)
 
 
 def test_fifty_accounts_never_pass_their_limits(real_stack: Stack) -> None:
@@ -48,9 +28,16 @@ def test_fifty_accounts_never_pass_their_limits(real_stack: Stack) -> None:
         DEADLINE_S,
         what=f"{OPERATIONS} operations succeeded",
     )
-    records = sorted((record for service in services for record in service.records()), key=lambda each: each.time_ns)
-    runs = Counter(record.operation_id for record in records if record.event == "start")
-    assert len(runs) == OPERATIONS
-    assert set(runs.values()) == {1}
-    assert max(most_at_once(records).values()) <= LIMIT
-    wait_until(lambda: not any(outbox_depth(service) for service in services), 60, what="empty outboxes")
+    history = History(services)
+    history.check_bound(LIMIT)
+    assert len(history.starts()) == OPERATIONS
+    assert set(history.starts().values()) == {1}
+    assert not any(in_use(service) for service in services)
+    wait_until(lambda: all(all_read(service) for service in services), 60, what="empty outboxes on both sides")
+    assert not any(outbox_depth(service) for service in services)
+
+    def nothing_counted() -> bool:
+        usages = holder_usage(real_stack).values()
+        return not any(usage["in_use"] or usage["waiting"] for usage in usages)
+
+    wait_until(nothing_counted, 60, what="the holder counts nothing as in use")
