@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from celery_durable.errors import ConfigurationError, DurableError, EnqueueError
 from celery_durable.names import nearest
+from celery_durable.permits.messages import LIMIT_MAX
 from celery_durable.templates import Template, check_key
 
-LIMIT_MAX = 1_000_000_000
 MAX_WORKER_LOSSES_MAX = 1_000
 SECONDS_MAX = 315_360_000.0
 """Ten years."""

@@ -11,9 +11,9 @@ from pydantic_settings import SettingsConfigDict
 from celery_durable import configuration
 from celery_durable.configuration import Configuration, refuse_above
 from celery_durable.kafka.settings import KafkaSettings
+from celery_durable.permits.messages import Limit
 from holder_service.semaphore import Rules, SemaphoreSettings
 
-RuleLimit = Annotated[int, Field(ge=0, le=1_000_000_000, strict=True)]
 RuleName = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -44,11 +44,11 @@ class HolderSettings(KafkaSettings, Configuration):
     cache_accounts_max: int = Field(
         default=10_000, ge=1, le=10_000_000, description="Accounts whose rows are kept in memory at most."
     )
-    limits: dict[RuleName, RuleLimit] = Field(
+    limits: dict[RuleName, Limit] = Field(
         default_factory=dict,
         description="Limits by whole account, by name (the part before ':'), or '*', as JSON.",
     )
-    group_limits: dict[RuleName, RuleLimit] = Field(
+    group_limits: dict[RuleName, Limit] = Field(
         default_factory=dict, description="The same for the limit of each group of an account."
     )
     claim_window_s: float = Field(

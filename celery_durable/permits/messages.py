@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 MAX_INT = 2**63 - 1
+LIMIT_MAX = 1_000_000_000
 WAITING_ONLY_GROUPS_MAX = 200
 """Groups that only wait, at most so many in one report, oldest first, in rotation (section 8)."""
 
@@ -19,7 +20,7 @@ Count = Annotated[int, Field(ge=0, le=MAX_INT, strict=True)]
 Key = Annotated[str, Field(min_length=1, max_length=1024)]
 """An account or a client's name. Empty is refused: Kafka would spread an empty key over all partitions."""
 Group = Annotated[str, Field(max_length=1024)]
-Limit = Annotated[int, Field(ge=0, le=1_000_000_000, strict=True)]
+Limit = Annotated[int, Field(ge=0, le=LIMIT_MAX, strict=True)]
 
 Reason = Literal["account_limit", "group_limit", "paused", "rate", "turn", "new_epoch", "holder_silent"]
 
