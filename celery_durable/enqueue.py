@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,21 +96,25 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
 
 def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
     try:
-        with transactions.database_errors(runtime), _one_insert(runtime) as connection:
+        with _one_insert(runtime) as connection:
             return statements(connection, runtime.tables).insert(connection, new)
     except DBAPIError as error:
         # The pool's connection was cut (the server restarted, an idle timeout). The insert may have happened or not:
         # under the same ID a second one changes nothing.
         if not error.connection_invalidated:
             raise
-    with transactions.database_errors(runtime), _one_insert(runtime) as connection:
+    with _one_insert(runtime) as connection:
         return statements(connection, runtime.tables).insert(connection, new) and not own_id
 
 
-def _one_insert(runtime: Runtime) -> AbstractContextManager[Connection]:
+@contextmanager
+def _one_insert(runtime: Runtime) -> Iterator[Connection]:
     # On PostgreSQL it is one statement, atomic by itself: autocommit saves the round trips of BEGIN and COMMIT.
     database = runtime.database
-    return database.reading() if database.dialect == "postgresql" else database.transaction()
+    begin = database.reading if database.dialect == "postgresql" else database.transaction
+    with transactions.database_errors(runtime), begin() as connection:
+        transactions.require_own(runtime, connection)
+        yield connection
 
 
 def enqueue_many(task: DurableTask[..., Any], calls: Iterable[Any], *, batch_rows: int = BATCH_ROWS) -> Enqueued:

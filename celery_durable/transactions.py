@@ -66,11 +66,13 @@ def transaction(runtime: Runtime) -> Iterator[Connection]:
     """The caller's connection where :func:`using` is in force, else a transaction of our own, committed at the end.
 
     :raises EnqueueError: the caller's session or connection cannot be used for this service's tables.
+    :raises ConfigurationError: the settings lead to another service's tables, or to none.
     """
     target = _current.get()
     with database_errors(runtime, target):
         if target is None:
             with runtime.database.transaction() as connection:
+                require_own(runtime, connection)
                 yield connection
         else:
             yield _connection(runtime, target)
@@ -95,27 +97,44 @@ def _connection(runtime: Runtime, target: Session | Connection) -> Connection:
     if connection.dialect.name not in DIALECTS:
         raise EnqueueError(
             f"using({_name(connection)}): operations are kept in {' or '.join(DIALECTS)}; give a session on this "
-            f"service's own database, {redact(str(runtime.database.url))}"
+            f"service's own database, {redact(runtime.database.url)}"
         )
-    _require_own_database(runtime, connection)
+    owner = _other_owner(runtime, connection, once=False)
+    if owner is not None:
+        raise EnqueueError(
+            f"using({_name(connection)}): its database belongs to client_id {owner!r}, this service is "
+            f"{runtime.settings.client_id!r}; give a session on this service's own database"
+        )
     return connection
 
 
-def _require_own_database(runtime: Runtime, connection: Connection) -> None:
-    """Refuses another service's tables: its dispatcher would hand our operations to its workers."""
+def require_own(runtime: Runtime, connection: Connection) -> None:
+    """Refuses settings that lead to another service's tables. Looks once in a process.
+
+    :raises ConfigurationError: they do.
+    """
+    owner = _other_owner(runtime, connection, once=True)
+    if owner is not None:
+        raise ConfigurationError(
+            f"client_id = {runtime.settings.client_id!r}: the database {redact(runtime.database.url)} belongs to "
+            f"client_id {owner!r}; give this service a database, a database_schema or a table_prefix of its own"
+        )
+
+
+def _other_owner(runtime: Runtime, connection: Connection, *, once: bool) -> str | None:
+    """The ``client_id`` of another service whose tables these are: its dispatcher would hand our operations to its
+    workers. None: they are this service's own, or nobody's yet."""
     settings, client = runtime.settings, runtime.tables.client
     key = (settings.table_prefix, settings.database_schema, settings.client_id)
     seen = _checked.setdefault(connection.engine, set())
     if key in seen:
-        return
-    owners = list(connection.scalars(select(client.c.client_id)))
+        return None
+    owners: list[str] = list(connection.scalars(select(client.c.client_id)))
     if owners and settings.client_id not in owners:
-        raise EnqueueError(
-            f"using({_name(connection)}): its database belongs to client_id {owners[0]!r}, this service is "
-            f"{settings.client_id!r}; give a session on this service's own database"
-        )
-    if owners:
+        return owners[0]
+    if owners or once:
         seen.add(key)
+    return None
 
 
 @contextmanager
@@ -135,11 +154,11 @@ def database_errors(runtime: Runtime, target: Session | Connection | None = None
         )
         if target is None:
             raise ConfigurationError(
-                f"database_url = {redact(str(runtime.database.url))}: {missing}; run: celery -A <app> durable migrate"
+                f"database_url = {redact(runtime.database.url)}: {missing}; run: celery -A <app> durable migrate"
             ) from error
         raise EnqueueError(
             f"using({_name(target)}): {missing}; give a session on this service's own database, "
-            f"{redact(str(runtime.database.url))}"
+            f"{redact(runtime.database.url)}"
         ) from error
     except SQLAlchemyError as error:
         if target is None:
@@ -162,7 +181,7 @@ def _name(target: Session | Connection) -> str:
     try:
         bind = target.engine if isinstance(target, Connection) else target.get_bind()
         engine = bind.engine if isinstance(bind, Connection) else bind
-        return f"{kind} on {redact(str(engine.url.render_as_string(hide_password=True)))}"
+        return f"{kind} on {redact(engine.url)}"
     except SQLAlchemyError:
         return kind
 

@@ -19,6 +19,7 @@ def _check(sender: Any, **_: Any) -> None:
     from celery_durable.errors import ConfigurationError
     from celery_durable.runtime import runtime_of
     from celery_durable.store.migrate import check
+    from celery_durable.transactions import require_own
     from celery_durable.worker.seam import WorkerSeam
 
     app = sender.app
@@ -27,6 +28,8 @@ def _check(sender: Any, **_: Any) -> None:
     try:
         runtime = runtime_of(app)
         check(runtime.database, runtime.tables)
+        with runtime.database.reading() as connection:
+            require_own(runtime, connection)
         runtime.database.dispose()  # the children that are forked must find no connection
     except ConfigurationError as error:
         # Celery logs what a receiver raises, and goes on, unless it is this.

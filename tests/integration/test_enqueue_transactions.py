@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import celery_durable
-from celery_durable import DuplicateOperationError, EnqueueError, using
+from celery_durable import ConfigurationError, DuplicateOperationError, EnqueueError, using
 from tests.integration.enqueue_service import Service, service
 
 
@@ -177,6 +177,17 @@ def test_a_session_on_another_services_tables(shop: Service) -> None:
         pytest.raises(EnqueueError, match=says),
     ):
         shop.plain.delay()
+    assert shop.count(shop.tables.operations) == 0
+
+
+def test_settings_that_lead_to_another_services_tables(shop: Service) -> None:
+    """A35 (of two services on one database): refused by whoever enqueues too, with the remedy."""
+    with shop.runtime.database.transaction() as connection:
+        connection.execute(insert(shop.tables.client).values(client_id="shipping", incarnation="x", created_at=0))
+    says = r"client_id = 'billing': the database .* belongs to client_id 'shipping'; give this service a database"
+    for call in (shop.plain.delay, lambda: shop.plain.enqueue_many([()]), lambda: shop.plain.AsyncResult("x").cancel()):
+        with pytest.raises(ConfigurationError, match=says):
+            call()
     assert shop.count(shop.tables.operations) == 0
 
 
