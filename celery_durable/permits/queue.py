@@ -232,7 +232,7 @@ def finish(
     for name in [name for name, group in groups.items() if name not in reported and _is_empty(group, after.get(name))]:
         del groups[name]
     state = replace(plan.state, groups=groups)
-    wants = plan.asked or fell or state.must_report or worth_telling(state, after)
+    wants = plan.asked or fell or state.must_report or worth_telling(state, after, now_ms, settings)
     idle = not any(group.permits for group in groups.values()) and not any(
         count.in_use or count.waiting for count in after.values()
     )

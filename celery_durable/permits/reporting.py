@@ -10,7 +10,7 @@ from celery_durable.permits.state import AccountState, GroupCounts, QueueSetting
 _NO_COUNTS = GroupCounts()
 
 
-def worth_telling(state: AccountState, counts: Mapping[str, GroupCounts]) -> bool:
+def worth_telling(state: AccountState, counts: Mapping[str, GroupCounts], now_ms: int, settings: QueueSettings) -> bool:
     """Whether the holder could do something with what waits now, by what it was told last and by what it gave.
 
     A group that has as much as the account's limit, or that was last reported with a demand above it, gains nothing
@@ -18,7 +18,11 @@ def worth_telling(state: AccountState, counts: Mapping[str, GroupCounts]) -> boo
     """
     if state.report is None:
         return False
-    return _more_waits(state, state.report, counts) or _less_is_needed(state, state.report, counts)
+    return (
+        _more_waits(state, state.report, counts)
+        or _less_is_needed(state, state.report, counts)
+        or (_others_could_use(state, state.report, counts) and now_ms >= _next_fall_ms(state, settings))
+    )
 
 
 def _more_waits(state: AccountState, report: SentReport, counts: Mapping[str, GroupCounts]) -> bool:
@@ -46,6 +50,22 @@ def _less_is_needed(state: AccountState, report: SentReport, counts: Mapping[str
             if halved or (last.waiting and not count.waiting):
                 return True
     return False
+
+
+def _others_could_use(state: AccountState, report: SentReport, counts: Mapping[str, GroupCounts]) -> bool:
+    """Whether a group needs less than it has and was reported with, by however little, while others wait for it.
+
+    Half of it might lie idle for as long as the rest is used, so that is told too, but at most once in a while.
+    """
+    for name, last in report.groups.items():
+        group, count = state.groups[name], count_of(counts, name)
+        if group.blocked is not None and count.in_use + count.waiting < min(last.demand, group.permits):
+            return True
+    return False
+
+
+def _next_fall_ms(state: AccountState, settings: QueueSettings) -> int:
+    return state.made_at_ms + settings.report_repeat_min_ms
 
 
 def listed(state: AccountState, counts: Mapping[str, GroupCounts]) -> list[tuple[str, GroupCounts]]:
@@ -114,6 +134,8 @@ def next_pass_ms(state: AccountState, counts: Mapping[str, GroupCounts], now_ms:
     repeat_ms = repeat_due_ms(state, counts, settings)
     if repeat_ms is not None:
         due.append(repeat_ms)
+    if state.report is not None and _others_could_use(state, state.report, counts):
+        due.append(_next_fall_ms(state, settings))
     for name, group in state.groups.items():
         if group.permits > count_of(counts, name).in_use:
             due.append(group.used_at_ms + settings.idle_return_ms)

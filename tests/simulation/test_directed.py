@@ -401,6 +401,27 @@ def test_a_lone_client_works_on_its_lease():
     assert stage.messages - before < 24
 
 
+def test_what_lies_idle_while_another_waits_is_given_back():
+    """A30: less than half of a lease is free, and the rest is in use for minutes: the other gets it in a second or so.
+
+    Told at most once a second: releases of a lease that others wait for do not become a message each.
+    """
+    stage = Stage("a", "b", limit=10)
+    lease(stage, "a", 6)
+    lease(stage, "b", 4)
+    stage.enqueue("b", 6)
+    stage.deliver()
+    stage.messages = 0
+    for _ in range(2):
+        stage.end("a")
+    stage.play(1_500)
+    assert (stage.used("a"), stage.used("b")) == (4, 6)
+    assert stage.messages <= 10
+    stage.end("a")
+    stage.play(1_500)
+    assert (stage.used("a"), stage.used("b")) == (3, 7)
+
+
 @pytest.mark.parametrize("duration_ms", [20, 8_000, 60_000])
 def test_two_hungry_clients_at_limit_one_share(duration_ms):
     """A34, A42: turns, also with operations longer than any freshness or turn; each gets about half."""
