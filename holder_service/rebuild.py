@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 REBUILDER_SILENT_MS = 15_000
 """A rebuilder that wrote nothing for so long is taken to be dead. If it is not, its next write fails."""
+ALIVE_EVERY_S = 3.0
+"""A rebuilder that only reads writes the row this often, so that a long topic is no reason to take over from it."""
 READ_DEADLINE_S = 3_600.0
 REMINDER_S = 60.0
 """How often the log says that the operator's word is awaited."""
@@ -147,6 +149,7 @@ class _Run:
         self._progress = Rebuild(rebuilder=uuid.uuid4().hex, total=view.messages)
         self._present = present
         self._epoch_acknowledged = 0
+        self._written_s = time.monotonic()
 
     def all(self) -> Life:
         """The whole rebuild. Whatever ends it early leaves it to be taken over at once."""
@@ -178,6 +181,7 @@ class _Run:
         newest: dict[str, LimitMirror] = {}
         last: dict[str, LimitMirror] = {}
         for received in read_to_end(self._settings, self._settings.limits_topic, deadline_s=READ_DEADLINE_S):
+            self._stay_alive()
             if received.value is None:
                 continue
             try:
@@ -271,7 +275,12 @@ class _Run:
         with self._database.transaction() as connection:
             yield connection
             present = life.change(connection, self._tables, self._present, rebuild=self._progress)
-        self._present = present
+        self._present, self._written_s = present, time.monotonic()
+
+    def _stay_alive(self) -> None:
+        if time.monotonic() >= self._written_s + ALIVE_EVERY_S:
+            with self._transaction():
+                pass
 
     def _give_up(self) -> None:
         try:

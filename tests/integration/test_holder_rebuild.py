@@ -10,12 +10,13 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
+from celery_durable.kafka.received import Received
 from celery_durable.permits.messages import LimitMirror, SetLimit, read_limit_mirror
-from holder_service import commands, ledger, life, store
+from holder_service import commands, ledger, life, rebuild, store
 from holder_service.commands import CommandRefused
 from holder_service.life import Life
 from tests.harness import Kafka, wait_until
-from tests.integration.holder_rig import Client, Instance, Rig
+from tests.integration.holder_rig import DEADLINE_S, Client, Instance, Rig
 
 LOST: dict[str, Any] = {}
 
@@ -236,7 +237,7 @@ def test_of_instances_that_find_the_database_lost_one_rebuilds(rig: Rig, caplog:
         for thread in threads:
             thread.start()
         try:
-            wait_until(lambda: all(holder.service.partitions for holder in holders), what="all to serve")
+            wait_until(lambda: all(holder.service.partitions for holder in holders), DEADLINE_S, what="all to serve")
         finally:
             all_serve.set()
             for thread in threads:
@@ -284,6 +285,26 @@ def test_a_restored_database_takes_newer_commands_from_the_limits_topic(rig: Rig
     holder.until(lambda: rig.outbox_depth() == 0, "an empty outbox")
     newest = rig.messages(rig.settings.limits_topic)[-1]
     assert read_limit_mirror(newest.value()) == newer
+
+
+def test_a_rebuilder_that_reads_for_long_is_not_taken_for_dead(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several instances each would else take over from the other, and none would ever be done."""
+    client = rig.client("billing")
+    client.report("acme", waiting=1)
+    for number in range(3):
+        client.send("acme", LimitMirror(account="acme", limit=number).to_bytes(), topic=rig.settings.limits_topic)
+    revisions, read_to_end = [], rebuild.read_to_end
+
+    def noted(*arguments: Any, **more: Any) -> Iterator[Received]:
+        for received in read_to_end(*arguments, **more):
+            revisions.append(present_life(rig).revision)
+            yield received
+
+    monkeypatch.setattr(rebuild, "ALIVE_EVERY_S", 0.0)
+    monkeypatch.setattr(rebuild, "read_to_end", noted)
+    rig.holder().serving()
+    assert len(revisions) > 3
+    assert sorted(set(revisions)) == revisions
 
 
 def test_an_acknowledged_epoch_is_never_reached_again(rig: Rig) -> None:
