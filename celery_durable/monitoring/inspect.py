@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from celery_durable.runtime import Runtime
 
 HOLDERS_MAX = 20
-"""Operations listed as holders of permits, at most."""
+"""Operations listed that have a permit, at most."""
 
 
 class OperationNotFound(DurableError, LookupError):
@@ -91,7 +91,7 @@ class Explanation:
     """The account's limit, how much of it all services use, and where it comes from; None: no reply yet."""
     in_use: int
     """Permits that this service's operations hold in the account."""
-    holders: Sequence[Operation]
+    permits_held_by: Sequence[Operation]
     """Those operations, the oldest first, at most :data:`HOLDERS_MAX`."""
     attempts: Sequence[Attempt]
 
@@ -162,10 +162,10 @@ def why(runtime: Runtime, operation_id: str) -> Explanation:
                 "deleted after its retention"
             )
         known, before, in_use = NOTHING, 0, 0
-        holders: Sequence[Any] = ()
+        permitted: Sequence[Any] = ()
         if row.account is not None:
             known = load_known(connection, runtime.tables, {row.account}).get(row.account, NOTHING)
-            in_use, holders = _holders(connection, runtime, row.account)
+            in_use, permitted = _permitted(connection, runtime, row.account)
             before = _before(connection, runtime, row) if row.state == QUEUED else 0
         attempts = _attempts(connection, runtime, row)
     operation = _operation(row, known)
@@ -185,7 +185,7 @@ def why(runtime: Runtime, operation_id: str) -> Explanation:
         before=before,
         limit=known.limit,
         in_use=in_use,
-        holders=[_operation(holder, known) for holder in holders],
+        permits_held_by=[_operation(each, known) for each in permitted],
         attempts=attempts,
     )
 
@@ -219,7 +219,7 @@ def _operations(runtime: Runtime) -> Any:
     return select(runtime.tables.operations, now_ms().label("now"))
 
 
-def _holders(connection: Connection, runtime: Runtime, account: str) -> tuple[int, Sequence[Any]]:
+def _permitted(connection: Connection, runtime: Runtime, account: str) -> tuple[int, Sequence[Any]]:
     operations = runtime.tables.operations
     holding = (operations.c.account == account, in_states(operations, PERMIT_STATES))
     count = connection.execute(select(func.count()).select_from(operations).where(*holding)).scalar_one()

@@ -49,10 +49,10 @@ def explanation(found: Explanation) -> None:
         console.print(_text(f"Account {operation.account}: {limit}, {found.in_use} by this one"), soft_wrap=True)
     if operation.state == "queued":
         console.print(f"Before it in the queue: {found.before}")
-    if found.holders:
+    if found.permits_held_by:
         console.print("Permits are held by:")
-        for holder in found.holders:
-            console.print(_text(f"  {holder.id}  {holder.task}  {holder.state}: {holder.why}"), soft_wrap=True)
+        for each in found.permits_held_by:
+            console.print(_text(f"  {each.id}  {each.task}  {each.state}: {each.why}"), soft_wrap=True)
     for attempt in found.attempts:
         line = f"Attempt {attempt.attempt} {attempt.outcome} {duration(attempt.ended_s)} ago: {attempt.error or ''}"
         console.print(_text(line.rstrip(": ")), soft_wrap=True)

@@ -65,7 +65,7 @@ def test_why_an_operation_is_queued(runtime: Runtime) -> None:
     assert found.before == 2  # "urgent" by its priority, and "q0"; not the other group's
     assert found.limit is not None
     assert (found.limit.limit, found.limit.in_use, found.limit.source) == (3, 3, "declared")
-    assert (found.in_use, [holder.id for holder in found.holders]) == (2, ["r1", "r2"])
+    assert (found.in_use, [each.id for each in found.permits_held_by]) == (2, ["r1", "r2"])
     assert found.summary == (
         "the limit of account 'acme' is reached (3 of 3 in use in all services, limit from declared); "
         "2 of its group come first"
@@ -110,7 +110,7 @@ def test_why_without_an_account_and_with_a_history(runtime: Runtime) -> None:
                 )
             )  # fmt: skip
     found = inspect.why(runtime, "alone")
-    assert (found.summary, found.limit, found.holders, found.in_use) == ("runs", None, [], 0)
+    assert (found.summary, found.limit, found.permits_held_by, found.in_use) == ("runs", None, [], 0)
     [attempt] = found.attempts
     assert (attempt.outcome, attempt.worker, attempt.error) == ("lost", "celery@two", "of this generation")
     assert attempt.ended_s == pytest.approx(3, abs=2)
