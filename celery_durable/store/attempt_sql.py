@@ -25,7 +25,7 @@ _LOST_TOO_OFTEN = "worker_losses + 1 > coalesce({losses_max}, CAST(:losses_max A
 _START = (
     """
     UPDATE {operations} SET state = 'running', run_token = :token, worker = :worker, started_at = {now},
-        alive_until = {now} + CAST(coalesce({timeout_s} * 1000, :timeout_ms) AS bigint)
+        alive_until = {now} + CAST(:timeout_ms AS bigint)
     WHERE id = :id AND generation = :generation AND attempt = :attempt
         AND (state = 'admitted' AND (expires_at IS NULL OR expires_at > {now})
              OR state = 'running' AND run_token = :token)
@@ -127,7 +127,6 @@ class AttemptStatements:
         self._words = {
             **names,
             "now": NOW_MS_SQL[dialect],
-            "timeout_s": number.format(policy, "heartbeat_timeout_s"),
             "losses_max": number.format(policy, "max_worker_losses"),
             "result": "CAST(:result AS bytea)" if self._postgresql else ":result",
             "headers": as_json.format("headers"),

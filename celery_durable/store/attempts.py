@@ -33,9 +33,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The attempt is this token's: its body may run. None in a field: the policy leaves it to the setting."""
+    """The attempt is this token's: its body may run. ``requeue_after_s`` None: the setting holds."""
 
-    heartbeat_timeout_s: float | None
     requeue_after_s: float | None
     cancel_requested: bool
 
@@ -85,7 +84,7 @@ class Attempts:
         self._statements = AttemptStatements(tables, database.dialect, database.engine.dialect.identifier_preparer)
 
     def start(self, attempt: Attempt, *, worker: str, timeout_ms: int) -> Started | None:
-        """Makes the attempt this token's, alive for the policy's heartbeat timeout, or ``timeout_ms``.
+        """Makes the attempt this token's, alive for ``timeout_ms``.
 
         None: it is not to be run; it was delivered twice, has ended, expired, or is another attempt's turn. The same
         token may start again: its first answer may have been lost.
@@ -95,7 +94,7 @@ class Attempts:
         if row is None:
             return None
         policy: dict[str, Any] = (json.loads(row[1]) if isinstance(row[1], str) else row[1]) or {}
-        return Started(policy.get("heartbeat_timeout_s"), policy.get("requeue_after_s"), row[0] is not None)
+        return Started(policy.get("requeue_after_s"), row[0] is not None)
 
     def beat(self, operation_id: str, token: str, *, timeout_ms: int) -> Beat | None:
         """Extends the attempt's life to ``timeout_ms`` from now; None: it is no longer this token's."""

@@ -68,15 +68,12 @@ def start(task: Any, request: dict[str, Any]) -> tuple[Run, float]:
     if started is None:
         reason = f"attempt {attempt.attempt} was started before, has ended, or is not due"
         raise NotStarted(reason, Ignore(reason), logging.INFO)
+    requeue_after_s = started.requeue_after_s
     run = Run(
         attempt,
         in_child=request[RUN_HEADER]["pid"] != os.getpid(),
         retries=int(request.get("retries") or 0),
-        timeout_s=_or(started.heartbeat_timeout_s, settings.heartbeat_timeout_s),
-        requeue_after_s=_or(started.requeue_after_s, settings.requeue_after_s),
+        timeout_s=settings.heartbeat_timeout_s,
+        requeue_after_s=settings.requeue_after_s if requeue_after_s is None else float(requeue_after_s),
     )
     return run, begun
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else float(value)
