@@ -72,7 +72,13 @@ class ReplyReader:
         try:
             lost = self._went_back()
         except KafkaException as error:
-            logger.warning("%s: whether this database was restored is not known yet: %s", self._topic, error)
+            logger.warning(
+                "kafka_bootstrap_servers = %r: Kafka does not answer, so it is not known yet whether this database was "
+                "restored; start Kafka there or correct the address: it is asked again and again, and nothing is lost "
+                "(%s)",
+                self._settings.kafka_bootstrap_servers,
+                error,
+            )
             return False
         if lost:
             self._restored()

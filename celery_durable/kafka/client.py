@@ -11,8 +11,10 @@ from confluent_kafka.admin import AdminClient
 
 from celery_durable.errors import ConfigurationError
 from celery_durable.kafka.settings import KafkaSettings
+from celery_durable.kafka.throttle import NotRepeated
 
-logger = logging.getLogger(__name__)
+_librdkafka = logging.getLogger(f"{__name__}.librdkafka")
+_librdkafka.addFilter(NotRepeated())
 
 ANSWER_S = 5.0
 """How long one question to Kafka may take, in seconds."""
@@ -65,12 +67,12 @@ def consumer_config(settings: KafkaSettings, group_id: str) -> dict[str, Any]:
 
 def make_producer(settings: KafkaSettings) -> Producer:
     """A producer of this process. Raises :class:`ConfigurationError` when Kafka is not configured."""
-    return _make(lambda: Producer(producer_config(settings), logger=logger))
+    return _make(lambda: Producer(producer_config(settings), logger=_librdkafka))
 
 
 def make_consumer(settings: KafkaSettings, group_id: str, **more: Any) -> Consumer:
     """A consumer; ``more`` are callbacks and settings of its own. Raises as :func:`make_producer`."""
-    return _make(lambda: Consumer({**consumer_config(settings, group_id), **more}, logger=logger))
+    return _make(lambda: Consumer({**consumer_config(settings, group_id), **more}, logger=_librdkafka))
 
 
 def make_admin(settings: KafkaSettings) -> AdminClient:

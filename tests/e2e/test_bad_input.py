@@ -212,7 +212,8 @@ def test_kafka_absent(shop: Shop, embedded_stack: Stack) -> None:
     service.worker(pool="solo", concurrency=1)
     assert service.task("add").delay(1, 2).get(timeout=60) == 3
     waiting = service.task("work").delay("tenant:acme")
-    wait_until(lambda: address in dispatcher.log.read_text(), 30, what="the line")
+    line = f"kafka_bootstrap_servers = '{address}': Kafka does not answer"
+    wait_until(lambda: line in dispatcher.log.read_text(), 30, what="the line")
     assert dispatcher.alive
     assert waiting.state == "PENDING"
     assert dispatcher.terminate() == 0
