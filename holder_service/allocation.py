@@ -150,35 +150,49 @@ class Allocation:
 
     def _set_targets(self) -> None:
         """Max-min fair shares by progressive filling: all level up together, each to its demand, within each limit."""
-        for scope in (self.account, *self.groups.values()):
-            scope.left, scope.open = scope.limit, 0
-        hungry = []
+        hungry: dict[str, list[Seat]] = {}
         for seat in self.seats:
             seat.target = 0
             if seat.pair.demand > 0:
-                hungry.append(seat)
-                self.groups[seat.group].open += 1
-        while hungry and self.account.left > 0:
-            hungry = [seat for seat in hungry if seat.target < seat.pair.demand and self.groups[seat.group].left > 0]
-            if not hungry:
-                break
-            for scope in self.groups.values():
-                scope.open = 0
-            for seat in hungry:
-                self.groups[seat.group].open += 1
-            wanted = min(seat.pair.demand - seat.target for seat in hungry)
-            free = min(scope.left // scope.open for scope in self.groups.values() if scope.open)
-            step = min(wanted, free, self.account.left // len(hungry))
-            for seat in hungry:
-                group = self.groups[seat.group]
-                share = min(max(step, 1), group.left, self.account.left)
-                seat.target += share
-                group.left -= share
-                self.account.left -= share
+                hungry.setdefault(seat.group, []).append(seat)
+        demands = {group: sum(seat.pair.demand for seat in seats) for group, seats in hungry.items()}
+        for scope in (self.account, *self.groups.values()):
+            scope.left = scope.limit
+        if sum(min(demand, self.groups[group].limit) for group, demand in demands.items()) > self.account.limit:
+            self._fill([seat for seat in self.seats if seat.pair.demand > 0])
+        else:
+            # The account's limit binds nobody, so each group is filled alone; most groups have enough for all.
+            for group, seats in hungry.items():
+                if demands[group] > self.groups[group].limit:
+                    self._fill(seats)
+                else:
+                    for seat in seats:
+                        seat.target = seat.pair.demand
         for seat in self.seats:
             missing = max(0, seat.target - seat.footprint)
             self.account.missing += missing
             self.groups[seat.group].missing += missing
+
+    def _fill(self, hungry: list[Seat]) -> None:
+        """Progressive filling: a round for each level at which a pair has its demand or a limit is reached."""
+        while hungry and self.account.left > 0:
+            hungry = [seat for seat in hungry if seat.target < seat.pair.demand and self.groups[seat.group].left > 0]
+            if not hungry:
+                break
+            scopes = {seat.group: self.groups[seat.group] for seat in hungry}
+            for scope in scopes.values():
+                scope.open = 0
+            for seat in hungry:
+                scopes[seat.group].open += 1
+            wanted = min(seat.pair.demand - seat.target for seat in hungry)
+            free = min(scope.left // scope.open for scope in scopes.values())
+            step = min(wanted, free, self.account.left // len(hungry))
+            for seat in hungry:
+                group = scopes[seat.group]
+                share = min(max(step, 1), group.left, self.account.left)
+                seat.target += share
+                group.left -= share
+                self.account.left -= share
 
     def _lower(self) -> None:
         """Takes leases back to their targets where others miss something, or gives them a turn where too many do."""
