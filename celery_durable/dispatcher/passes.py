@@ -219,7 +219,8 @@ class Passes:
             for group, count in one.admit.items():
                 known = counts[account].get(group)
                 could = min(count, known.waiting if known else 0)
-                wanted[account, group] = min(could, left)
+                # More may wait than are counted: never all of them at once, or the next pass would not be asked for.
+                wanted[account, group] = min(could, left, _DEFAULTS.waiting_count_max - 1)
                 left -= wanted[account, group]
                 if wanted[account, group] < could:
                     again[account] = now_ms

@@ -173,6 +173,20 @@ def test_many_are_admitted_over_several_passes(database_url: str) -> None:
     service.close()
 
 
+def test_more_wait_than_are_counted(database_url: str) -> None:
+    """A30: operations are counted up to 1,000, and as many are admitted: those behind them are not forgotten."""
+    service = Service(database_url, pass_admit_max=100_000)
+    service.add(*(f"op{n}" for n in range(1_300)))
+    service.run_passes()
+    service.lease(1_016)
+    service.run_passes()
+    assert service.in_use() == 1_016
+    report = service.report()
+    assert report is not None
+    assert [(one.claimed - one.released, one.waiting) for one in report.groups] == [(1_016, 284)]
+    service.close()
+
+
 def test_an_account_with_ten_thousand_groups_works(service: Service) -> None:
     """A38: report and row stay bounded."""
     groups = [f"g{n:05}" for n in range(10_000)]
