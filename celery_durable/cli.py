@@ -58,6 +58,7 @@ def _app(context: click.Context) -> Celery:
     if context.find_root().params.get("app") is None:
         raise click.UsageError("which app? Use: celery -A <module> durable …, or set the environment variable APP")
     app: Celery = context.obj.app
+    app.finalize()  # the tasks' declarations are checked when they are bound
     return app
 
 

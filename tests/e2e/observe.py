@@ -121,6 +121,16 @@ class Letter:
         return found
 
 
+def _letter(message: Any) -> Letter:
+    return Letter(
+        (message.key() or b"").decode(errors="replace"),
+        message.value() or b"",
+        {name: (value or b"").decode() for name, value in message.headers() or ()},
+        message.partition(),
+        message.offset(),
+    )
+
+
 def read_topic(kafka: Kafka, topic: str, key: str | None = None) -> list[Letter]:
     """All that is in the topic now (with this key), each partition in its order."""
     consumer = Consumer(
@@ -145,18 +155,10 @@ def read_topic(kafka: Kafka, topic: str, key: str | None = None) -> list[Letter]
             for message in consumer.consume(500, 0.05) if left else ():
                 if message.error() is not None:
                     raise KafkaException(message.error())
-                partition, offset = message.partition(), message.offset()
-                letters.append(
-                    Letter(
-                        (message.key() or b"").decode(errors="replace"),
-                        message.value() or b"",
-                        {name: (value or b"").decode() for name, value in message.headers() or ()},
-                        partition,
-                        offset,
-                    )
-                )
-                if offset + 1 >= left.get(partition, 0):
-                    left.pop(partition, None)
+                letter = _letter(message)
+                letters.append(letter)
+                if letter.offset + 1 >= left.get(letter.partition, 0):
+                    left.pop(letter.partition, None)
             return not left
 
         wait_until(complete, DEADLINE_S, what=f"all of {topic}")
@@ -182,8 +184,13 @@ def write_topic(kafka: Kafka, topic: str, letters: Iterable[tuple[str, bytes]], 
         {"bootstrap.servers": kafka.bootstrap_servers, "partitioner": "murmur2_random", "linger.ms": 0, **options}
     )
     errors: list[Any] = []
+
+    def told(error: Any, _message: Any) -> None:
+        if error is not None:
+            errors.append(error)
+
     for key, body in letters:
-        producer.produce(topic, body, key.encode(), on_delivery=lambda error, _: error and errors.append(error))
+        producer.produce(topic, body, key.encode(), on_delivery=told)
     assert producer.flush(30) == 0
     assert not errors, errors
 

@@ -103,6 +103,12 @@ def test_a_wrong_declaration_is_refused_where_it_stands(shop: Shop) -> None:
             assert part in done.stdout, options
 
 
+def test_a_dispatcher_of_a_wrong_declaration_exits_2(shop: Shop) -> None:
+    """The same with Celery's own decorator, which makes its tasks late: found at start, in one line."""
+    (shop.folder / "shop.py").write_text(SHOP.replace("limit=2", "limit=-1"))
+    assert_refused(shop.celery("durable", "dispatcher"), "shop.charge: limit = -1", "give a whole number from 0")
+
+
 def test_a_wrong_call_is_refused_and_writes_nothing(shop: Shop) -> None:
     """Empty account: refused at the call, and nothing is written."""
     assert shop.celery("durable", "migrate").returncode == 0
