@@ -8,6 +8,7 @@ nothing is due, and cost an attempt that ends before its first heartbeat nothing
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -103,7 +104,13 @@ class _Sleeper:
             self._due_at = min(self._due_at, due_at)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                # Signals are the main thread's: where it blocks SIGTERM, as billiard does while it writes to the queue
+                # that all children share, a thread that does not would let it end the process inside that lock.
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                try:
+                    self._thread.start()
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._condition.notify()
 
     def _run(self) -> None:

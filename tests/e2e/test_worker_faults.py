@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import threading
 import time
@@ -195,3 +196,23 @@ def test_a_warm_shutdown_finishes_what_runs(make_rig: MakeRig) -> None:
     rig.worker(concurrency=1)
     assert rig.result(second).get(timeout=30) == 2
     assert (rig.runs(first), rig.runs(second), rig.history(second)) == (1, 1, [])
+
+
+def test_a_cold_shutdown_ends_the_worker_and_loses_nothing(make_rig: MakeRig) -> None:
+    """C9: Ctrl-C twice: running attempts are ended and made again by the next worker, and this one does not hang."""
+    rig = make_rig("prefork")
+    rig.dispatch()
+    worker = rig.worker(concurrency=2)
+    flag = rig.flag("go")
+    running = [rig.call("wait", str(flag)) for _ in range(2)]
+    for operation_id in running:
+        rig.started(operation_id)
+    for pause_s in (0.3, 0.0):
+        worker.send(signal.SIGINT)
+        time.sleep(pause_s)
+    worker.wait(30)
+    flag.touch()
+    rig.worker(concurrency=2)
+    for operation_id in running:
+        rig.ended(operation_id)
+        assert rig.row(operation_id).state == "succeeded"

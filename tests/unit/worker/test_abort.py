@@ -14,7 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_durable.store.attempts import Ending
 from celery_durable.worker import abort, runs
 from celery_durable.worker.abort import AttemptAborted
-from celery_durable.worker.heartbeat import Heart
+from celery_durable.worker.heartbeat import Heart, _Sleeper
 from celery_durable.worker.runs import Phase, Run, Stop
 from tests.harness import wait_until
 from tests.unit.worker.rows import Rows, attempt
@@ -220,3 +220,19 @@ def test_an_attempt_that_cannot_renew_stops_before_its_time_is_over(rows: Rows) 
         assert broken.tries >= 2
     finally:
         runs.remove(run)
+
+
+def test_helper_threads_leave_signals_to_the_main_thread() -> None:
+    """C9 (a cold shutdown): billiard blocks SIGTERM in a child's main thread while it holds the lock of the queue that
+    all children write to; delivered to another thread it would end the child there, and the worker never."""
+    blocked: list[set[int]] = []
+
+    def step() -> float:
+        blocked.append({int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())})
+        return float("inf")
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    _Sleeper("test", step).by(0)
+    wait_until(lambda: blocked, 10)
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1} <= blocked[0]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
