@@ -309,7 +309,7 @@ def durable_task(function: Callable[..., Any] | None = None, /, **options: Any) 
 def _decorator(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Any]:
     base = options.setdefault("base", DurableTask)
     if not (isinstance(base, type) and issubclass(base, DurableTask)):
-        raise ConfigurationError(f"base = {base!r}: give a class that derives from celery_durable.DurableTask")
+        raise ConfigurationError(f"base = {base!r:.100}: give a class that derives from celery_durable.DurableTask")
 
     def decorate(body: Callable[..., Any]) -> Any:
         name = options.get("name") or f"{body.__module__}.{body.__qualname__}"

@@ -36,21 +36,25 @@ class Template:
             nested = [spec for _, _, spec, _ in parts if spec and "{" in spec]
         except ValueError as error:
             raise ConfigurationError(
-                f"{where} = {text!r}: not a template ({error}); write {{{{ and }}}} for braces that are meant as such"
+                f"{where} = {text!r:.200}: not a template ({error}); write {{{{ and }}}} for braces meant as such"
             ) from None
         for spec in nested:
-            raise ConfigurationError(f"{where} = {text!r}: a field inside a format ({spec!r}) is not supported")
+            raise ConfigurationError(f"{where} = {text!r:.200}: a field inside a format ({spec!r}) is not supported")
         arguments = signature.parameters
         takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in arguments.values())
-        for _, field, _, _ in parts:
+        for _, field, _, conversion in parts:
             if field is None:
                 continue
+            if conversion not in {None, "r", "s", "a"}:
+                raise ConfigurationError(f"{where} = {text!r:.200}: !{conversion} is no conversion; use !r, !s or !a")
             name = _first(field)
             if not name or name.isdigit():
-                raise ConfigurationError(f"{where} = {text!r}: the field {{{field}}} must name an argument of the task")
+                raise ConfigurationError(
+                    f"{where} = {text!r:.200}: the field {{{field}}} must name an argument of the task"
+                )
             if name not in arguments and not takes_any:
                 raise ConfigurationError(
-                    f"{where} = {text!r}: {name!r} is no argument of the task{nearest(name, list(arguments))}"
+                    f"{where} = {text!r:.200}: {name!r} is no argument of the task{nearest(name, list(arguments))}"
                 )
             self._fields.append(field)
         if not self._fields:

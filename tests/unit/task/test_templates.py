@@ -123,6 +123,7 @@ def test_a_field_that_the_call_lacks() -> None:
         ("{amount:{region}}", "a field inside a format"),
         ("", "it is empty"),
         ("a\0", "NUL"),
+        ("{tenant!z}", "!z is no conversion"),
     ],
 )
 def test_wrong_templates_fail_where_they_are_declared(text: str, says: str) -> None:
