@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
+ERROR_PAUSE_MIN_S = 0.1
+"""First pause after an error: long enough to be told in a log line, short beside what people notice."""
+
 Step = Callable[[], float | None]
 """Does a piece of work. Returns None if there may be more at once, or the seconds until there may be more
 (``float('inf')``: nothing known). It raises to have the loop back off and try again."""
@@ -19,7 +22,7 @@ class Loop:
 
     A step that did work is called again at once. An idle one is called again after a pause that doubles from
     ``pause_min_s`` to ``pause_max_s``, sooner if the step named a sooner time or :meth:`wake` was called. An error is
-    logged and backs off in the same way up to ``error_pause_max_s``, so that a failing part neither ends the loop nor
+    logged and backs off, doubling from 0.1 s to ``error_pause_max_s``, so that a failing part neither ends the loop nor
     spins.
 
     :param on_end: called in the loop's thread when it ends: to close what belongs to the thread.
@@ -78,7 +81,7 @@ class Loop:
                 self._on_end()
 
     def _step_until_stopped(self) -> None:
-        idle_s = error_s = self._pause_min_s
+        idle_s, error_s = self._pause_min_s, ERROR_PAUSE_MIN_S
         while not self._stopping.is_set():
             self._wake.clear()
             try:
@@ -88,9 +91,9 @@ class Loop:
                 if self._on_error is not None:
                     self._on_error(error)
                 self._stopping.wait(error_s)
-                error_s = min(self._error_pause_max_s, error_s * 2 + 0.05)
+                error_s = min(self._error_pause_max_s, error_s * 2)
                 continue
-            error_s = self._pause_min_s
+            error_s = ERROR_PAUSE_MIN_S
             if due_s is None:
                 idle_s = self._pause_min_s
                 continue
