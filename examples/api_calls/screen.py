@@ -106,9 +106,9 @@ def screen_for(console: Console) -> Screen:
 def table(progress: Progress, witness: Witness, title: str) -> Table:
     """The tenants and the workflow with a limit of its own."""
     shown = Table(title=title, title_style="bold", title_justify="left")
-    shown.add_column("tenant", min_width=16)
-    for name in ("limit", "in flight", "most ever", "done", "retried", "waiting"):
-        shown.add_column(name, justify="right", min_width=7)
+    shown.add_column("tenant", min_width=14)
+    for name in ("limit", "in flight", "most", "done", "retried", "waiting"):  # as wide as 80 columns allow
+        shown.add_column(name, justify="right")
     shown.add_column("", min_width=max(LIMITS.values()))
     for tenant, limit in LIMITS.items():
         _add(shown, tenant, limit, witness.now(tenant), witness.most(tenant), progress.of(tenant))

@@ -43,7 +43,9 @@ def judge(jobs: Sequence[Job], apps: Mapping[str, Any], witness: Witness, held_a
         Check(
             not unexplained,
             f"{len(witness.left_behind)} calls overlapped with their successor, each left behind by the killed worker"
-            f"{_list(unexplained)}",
+            f"{_list(unexplained)}"
+            if witness.left_behind
+            else "no call overlapped with its successor",
         ),
         Check(
             in_use == 0 and held_at_holder == 0, f"nothing is left in use (services {in_use}, holder {held_at_holder})"
