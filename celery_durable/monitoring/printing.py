@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from celery_durable.monitoring.inspect import Account, Explanation, Operation
+from celery_durable.store.schema import ENDED_STATES
 
 PIPE_WIDTH = 200
 _COLOURS = {"running": "green", "retrying": "yellow", "failed": "red", "cancelled": "red", "succeeded": "dim"}
@@ -41,15 +42,17 @@ def explanation(found: Explanation) -> None:
     console.print(
         Text.assemble((visible(operation.id), "bold"), "  ", operation.task, "  ", operation.state), soft_wrap=True
     )
-    console.print(_text(found.summary), soft_wrap=True)
-    if operation.account is not None:
+    ended = operation.state in ENDED_STATES
+    if found.summary != operation.state:
+        console.print(_text(found.summary), soft_wrap=True)
+    if operation.account is not None and not ended:
         limit = "no reply from the holder yet"
         if found.limit is not None:
-            limit = f"limit {found.limit.limit} ({found.limit.source}), {found.limit.in_use} in use by all services"
-        console.print(_text(f"Account {operation.account}: {limit}, {found.in_use} by this one"), soft_wrap=True)
+            limit = f"limit {found.limit.limit} ({found.limit.source}), {found.limit.in_use} given out to all services"
+        console.print(_text(f"Account {operation.account}: {limit}, {found.in_use} in use by this one"), soft_wrap=True)
     if operation.state == "queued":
         console.print(f"Before it in the queue: {found.before}")
-    if found.permits_held_by:
+    if found.permits_held_by and not ended:
         console.print("Permits are held by:")
         for each in found.permits_held_by:
             console.print(_text(f"  {each.id}  {each.task}  {each.state}: {each.why}"), soft_wrap=True)
@@ -63,7 +66,7 @@ def accounts(found: Sequence[Account]) -> None:
     if not found:
         _console().print("No account is in use.")
         return
-    table = _table("ACCOUNT", "GROUP", "LIMIT", "IN USE", "EVERYWHERE", "WAITING", "SCHEDULED", "OLDEST", "WHY")
+    table = _table("ACCOUNT", "GROUP", "LIMIT", "IN USE", "GIVEN OUT", "WAITING", "SCHEDULED", "OLDEST", "WHY")
     for account in found:
         alone = account.groups[0].reason if len(account.groups) == 1 and not account.groups[0].group else None
         table.add_row(
@@ -75,12 +78,12 @@ def accounts(found: Sequence[Account]) -> None:
             str(account.waiting),
             str(account.scheduled),
             "" if account.oldest_wait_s is None else duration(account.oldest_wait_s),
-            alone or "",
+            _words(alone),
         )
         for group in account.groups:
             if group.group:
                 in_use, waiting = str(group.in_use), str(group.waiting)
-                table.add_row("", _text(group.group), "", in_use, "", waiting, "", "", group.reason or "")
+                table.add_row("", _text(group.group), "", in_use, "", waiting, "", "", _words(group.reason))
     _console().print(table)
 
 
@@ -94,6 +97,10 @@ def visible(text: str) -> str:
 
 def _text(text: str) -> Text:
     return Text(visible(text))
+
+
+def _words(reason: str | None) -> Text:
+    return _text((reason or "").replace("_", " "))
 
 
 def duration(seconds: float) -> str:

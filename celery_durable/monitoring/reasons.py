@@ -98,7 +98,7 @@ _OFFERED = "a permit is offered and is being claimed{full}"
 _UNKNOWN = "no pass has found it blocked yet; if this lasts: is a dispatcher running?"
 _SENTENCES = {
     "account_limit": "the limit of account {account!r} is reached{full}",
-    "group_limit": "the limit of group {group!r} in account {account!r} is reached{full}",
+    "group_limit": "the limit of group {group!r} in account {account!r} is reached",
     "paused": "account {account!r} is paused{full}",
     "rate": "the rate of account {account!r} is used up for now{full}",
     "turn": "more want account {account!r} than it has permits; they take turns{full}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_durable.monitoring import printing
-from celery_durable.monitoring.inspect import Account, AccountGroup
+from celery_durable.monitoring.inspect import Account, AccountGroup, Attempt, Explanation, Operation
 
 
 def test_names_from_outside_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,3 +18,17 @@ def test_names_from_outside_do_not_steer_the_terminal(capsys: pytest.CaptureFixt
     assert r"g\n[bold]" in shown
     assert "\x1b" not in shown
     assert shown.count("\n") == 3
+
+
+def test_an_ended_operation_is_not_explained_by_its_account(capsys: pytest.CaptureFixture[str]) -> None:
+    """G1: an idle account has no reply any more; to say so of an operation that is over looks like a fault."""
+    over = Operation(
+        "order-81", "shop.mail", "succeeded", "mail", "", "celery", 0, 1, "w", 9.0, 1.0, None, None, "succeeded"
+    )
+    printing.explanation(
+        Explanation(over, None, "succeeded", 0, None, 0, [], [Attempt(1, "retried", "w", 8.0, "down")])
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "order-81  shop.mail  succeeded",
+        "Attempt 1 retried 8.0 s ago: down",
+    ]
