@@ -94,6 +94,7 @@ def plan(app: Celery, name: str, folder: Path, environment: Mapping[str, str | N
     shell = " ".join(f"{key}={value}" for key, value in env.items() if not key.endswith("FETCH_WAIT_MAX_MS"))
     if not (app.conf.broker_url or app.conf.broker_read_url):
         env["CELERY_BROKER_URL"] = spool.url(folder / "broker")
+    broker = env.get("CELERY_BROKER_URL")
     plan = Plan(
         client=env,
         holder=holder,
@@ -104,6 +105,10 @@ def plan(app: Celery, name: str, folder: Path, environment: Mapping[str, str | N
     plan.facts = [f"client {client_id} on {redact(database_url)}"]
     if shell:
         plan.facts.append(f"to call tasks from another shell: export {shell}")
+    if broker:
+        plan.facts.append(
+            f"for celery inspect, control and Flower from another shell: export CELERY_BROKER_URL={broker}"
+        )
     if holder is None:
         plan.facts.append("no holder is started: Kafka is configured, so its holder runs elsewhere")
     return plan
