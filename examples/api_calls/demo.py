@@ -57,6 +57,13 @@ class Demo:
     def run(self) -> int:
         """Runs it and returns the exit code: 0 only if every check holds."""
         folder = Path(tempfile.mkdtemp(prefix="celery-durable-demo-"))
+        try:
+            return self._run(folder)
+        except KeyboardInterrupt:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _run(self, folder: Path) -> int:
         log = (folder / "log.txt").open("w", buffering=1)
         with ExitStack() as stack:
             stack.enter_context(log)
