@@ -361,7 +361,9 @@ def _log_opening(topic: str, opening: Opening) -> None:
             opening.committed,
         )
     if opening.recreated:
-        logger.warning("%s: the topic was recreated or cut: reading from its start, offset %d", where, opening.start)
+        # The embedded broker keeps nothing on disk: there every restart of it is a new topic, and no surprise.
+        level = logging.INFO if client.is_embedded(opening.topic_id) else logging.WARNING
+        logger.log(level, "%s: the topic was recreated or cut: reading from its start, offset %d", where, opening.start)
     elif opening.trimmed:
         logger.warning("%s: messages were trimmed before they were read: reading from %d", where, opening.start)
     else:
