@@ -113,12 +113,12 @@ class Owner:
         self.seen += [(message.value or b"").decode() for message in batch.messages]
         return True
 
-    def read_until(self, count: int, deadline_s: float = 20) -> list[str]:
+    def read_until(self, count: int, deadline_s: float = 60) -> list[str]:
         """Steps until ``count`` values were seen, and returns them sorted."""
         wait_until(lambda: self.step() is not None and len(self.seen) >= count, deadline_s, what=f"{count} messages")
         return sorted(self.seen)
 
-    def join(self, partitions: int, deadline_s: float = 20) -> None:
+    def join(self, partitions: int, deadline_s: float = 60) -> None:
         """Steps until this member reads so many partitions."""
         wait_until(
             lambda: self.step() is not None and len(self.reader.partitions) == partitions,

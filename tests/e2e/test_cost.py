@@ -47,6 +47,10 @@ def running(module_stack: Stack) -> Running:
     for service in (forgetful, warm):
         service.dispatcher()
         service.worker()
+    # The first message waits for consumer groups to form, and is repeated meanwhile: no test here counts those.
+    for service in (forgetful, warm):
+        service.task("work").delay(f"first:{service.name}").get(timeout=60)
+    wait_until(lambda: forgotten(forgetful, f"first:{forgetful.name}"), what="quiet")
     return Running(module_stack, forgetful, warm)
 
 

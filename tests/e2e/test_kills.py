@@ -50,7 +50,7 @@ def test_a_killed_worker(service: Service, worker: Process) -> None:
     """Case C1: killed with SIGKILL in mid-task: retried once its heartbeats are overdue, its permit with it."""
     account, flag = "tenant:killed", service.folder / "killed"
     lost = service.task("until").delay(account, str(flag))
-    wait_until(lambda: operation(service, lost.id).state == "running", 30, what="it runs")
+    wait_until(lambda: History([service]).starts()[lost.id] == 1, 60, what="its body runs")
     worker.kill()
     killed_ns = time.monotonic_ns()
     waiting = [service.task("work").delay(account) for _ in range(3)]
