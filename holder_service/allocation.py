@@ -136,6 +136,11 @@ class Allocation:
     def _contended(self, seat: Seat) -> bool:
         return self.account.contended or self.groups[seat.group].contended
 
+    def _over(self, seat: Seat) -> bool:
+        """More is counted than the limits allow: nothing is given, not even what counts already (case A12)."""
+        group = self.groups[seat.group]
+        return self.account.used > self.account.limit or group.used > group.limit
+
     def _headroom(self, seat: Seat) -> int:
         return min(self.account.headroom, self.groups[seat.group].headroom)
 
@@ -200,7 +205,7 @@ class Allocation:
             group, newest = self.groups[seat.group], seat.pair.newest
             if not newest.permits:
                 continue
-            over = self.account.used > self.account.limit or group.used > group.limit
+            over = self._over(seat)
             if not over and self._contended(seat):
                 permits = min(newest.permits, max(seat.target, seat.pair.demand))
                 turn_ms = self._terms.turn_ms if permits and newest.turn_ms is None else newest.turn_ms
@@ -219,7 +224,7 @@ class Allocation:
                 raised.append(seat)
             elif missing > 0 and not seat.pair.offered:
                 self._grant(seat, missing)
-            elif fresh and not self._contended(seat) and not seat.pair.offered:
+            elif fresh and not self._contended(seat) and not seat.pair.offered and not self._over(seat):
                 level = min(seat.target, seat.footprint)
                 if seat.pair.newest.permits < level:
                     self._show(seat, level, None)
