@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import logging
 import os
@@ -285,9 +286,9 @@ def _ping_engine() -> None:
 
 
 def _cluster_id() -> str:
-    import base64
-
-    return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+    """A random UUID as Kafka writes it; one in 64 begins with a dash, which its command line reads as an option."""
+    first = b"\0" + uuid.uuid4().bytes[1:]
+    return base64.urlsafe_b64encode(first).rstrip(b"=").decode()
 
 
 def _artifacts() -> Path:
