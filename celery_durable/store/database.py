@@ -17,6 +17,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import QueuePool
 
+from celery_durable.crashpoints import crashpoint
 from celery_durable.errors import ConfigurationError
 
 DIALECTS = ("postgresql", "sqlite")
@@ -159,10 +160,17 @@ class Database:
         return arguments
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """One transaction: committed at the end, rolled back by an exception. On SQLite it takes the write lock."""
+    def transaction(self, place: str | None = None) -> Iterator[Connection]:
+        """One transaction: committed at the end, rolled back by an exception. On SQLite it takes the write lock.
+
+        :param place: names the crash points before and after its commit.
+        """
         with self.engine.begin() as connection:
             yield connection
+            if place is not None:
+                crashpoint(place, "before_commit")
+        if place is not None:
+            crashpoint(place, "after_commit")
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
