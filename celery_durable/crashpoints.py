@@ -26,5 +26,5 @@ def crashpoint(place: str, moment: Moment) -> None:
 
 def arm(hook: Hook | None) -> None:
     """Has every crash point of this process call ``hook``; None disarms them. For tests."""
-    global _hook
+    global _hook  # noqa: PLW0603 - one process, one hook
     _hook = hook
