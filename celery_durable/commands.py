@@ -102,7 +102,7 @@ def _stage(
         app = current_app._get_current_object()
     runtime = runtime_of(app)
     tables, settings = runtime.tables, runtime.settings
-    with transactions.transaction(runtime) as connection:
+    with transactions.transaction(runtime, "commands.stage") as connection:
         # The counter's row stays locked until the transaction ends, so commands are numbered in the order in which
         # they are committed. A database that was restored or made anew has forgotten what it drew: fewer than 1,000
         # a millisecond, so the clock is above all that the holder would take for newer.

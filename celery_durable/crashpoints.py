@@ -1,7 +1,8 @@
 """Named places where a process may die: at each commit, publish and acknowledgement.
 
 Production code names the place; tests arm a hook there, which ends the process or raises. Unarmed, a crash point
-costs one comparison.
+costs one comparison. A hook that raises before a commit rolls it back; one that raises after it leaves the caller in
+doubt whether it happened, as a lost connection does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,64 @@ Moment = Literal[
 ]
 Hook = Callable[[str], None]
 """Called with ``<place>.<moment>``; it may raise, or not return at all."""
+
+COMMITS = (
+    "enqueue.one",
+    "enqueue.many",
+    "commands.stage",
+    "results.cancel",
+    "results.forget",
+    "migrate.upgrade",
+    "dispatcher.identify",
+    "passes.step",
+    "replies.apply",
+    "replies.restored",
+    "delivery.claim",
+    "delivery.put_back",
+    "recovery.lost",
+    "recovery.expire",
+    "recovery.promote",
+    "retention.delete",
+    "relay.claim",
+    "relay.settle",
+    "worker.start",
+    "worker.beat",
+    "worker.succeed",
+    "worker.fail",
+    "worker.cancel",
+    "worker.revoke",
+    "worker.retry",
+    "worker.repeat",
+    "worker.lose",
+    "holder.batch",
+    "holder.timers",
+    "holder.adopt",
+    "life.begin",
+    "life.new_epoch",
+    "rebuild.take",
+    "rebuild.limits",
+    "rebuild.sweep",
+    "rebuild.replay",
+    "rebuild.alive",
+    "rebuild.finish",
+    "rebuild.give_up",
+    "go.begin",
+    "go.accounts",
+)
+"""Every transaction and every writing statement in autocommit, in any process."""
+PUBLISHES = ("delivery.message", "events.message", "relay.message")
+"""Every message that is given to the Celery broker or to Kafka."""
+ACKNOWLEDGEMENTS = ("relay.message", "reader.offset", "worker.message")
+"""Kafka's delivery report, the witness of what SQL has read of a topic, and the Celery message of an attempt."""
+
+POINTS: tuple[str, ...] = tuple(
+    f"{place}.{when}_{what}"
+    for what, places in (("commit", COMMITS), ("publish", PUBLISHES), ("acknowledge", ACKNOWLEDGEMENTS))
+    for place in places
+    for when in ("before", "after")
+)
+"""Every crash point. Each is called somewhere, and nothing is committed, published or acknowledged outside of them:
+a test compares this list with the code."""
 
 _hook: Hook | None = None
 

@@ -85,7 +85,7 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
     runtime = runtime_of(app)
     try:
         if transactions.in_callers_transaction():
-            with transactions.transaction(runtime) as connection:
+            with transactions.transaction(runtime, "enqueue.one") as connection:
                 return statements(connection, runtime.tables).insert(connection, new)
         return _insert_alone(runtime, new, own_id)
     except DuplicateOperationError:
@@ -111,8 +111,8 @@ def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
 def _one_insert(runtime: Runtime) -> Iterator[Connection]:
     # On PostgreSQL it is one statement, atomic by itself: autocommit saves the round trips of BEGIN and COMMIT.
     database = runtime.database
-    begin = database.reading if database.dialect == "postgresql" else database.transaction
-    with transactions.database_errors(runtime), begin() as connection:
+    begin = database.one_write if database.dialect == "postgresql" else database.transaction
+    with transactions.database_errors(runtime), begin("enqueue.one") as connection:
         transactions.require_own(runtime, connection)
         yield connection
 
@@ -125,7 +125,7 @@ def enqueue_many(task: DurableTask[..., Any], calls: Iterable[Any], *, batch_row
     count, duplicates = 0, []
     try:
         for batch in _batches((task.prepare_call(call) for call in calls), batch_rows):
-            with transactions.transaction(runtime) as connection:
+            with transactions.transaction(runtime, "enqueue.many") as connection:
                 known = statements(connection, runtime.tables).insert_many(connection, batch)
             duplicates += known
             count += len(batch) - len(known)

@@ -171,7 +171,7 @@ class DurableBackend(BaseBackend):
 
     def _forget(self, task_id: str) -> None:
         runtime = self._runtime
-        with transactions.transaction(runtime) as connection:
+        with transactions.transaction(runtime, "results.forget") as connection:
             statements(connection, runtime.tables).forget(connection, task_id)
 
     def _save_group(self, *_: Any) -> Any:
@@ -224,7 +224,7 @@ class DurableAsyncResult(AsyncResult, Generic[R]):
         self._cache = None
         runtime = runtime_of(self.app)
         reason = bound_text(reason, bytes_max=runtime.settings.error_bytes_max)
-        with transactions.transaction(runtime) as sql:
+        with transactions.transaction(runtime, "results.cancel") as sql:
             return statements(sql, runtime.tables).cancel(sql, self.id, reason)
 
 

@@ -62,16 +62,17 @@ def in_callers_transaction() -> bool:
 
 
 @contextmanager
-def transaction(runtime: Runtime) -> Iterator[Connection]:
+def transaction(runtime: Runtime, place: str) -> Iterator[Connection]:
     """The caller's connection where :func:`using` is in force, else a transaction of our own, committed at the end.
 
+    :param place: names the crash points of our own.
     :raises EnqueueError: the caller's session or connection cannot be used for this service's tables.
     :raises ConfigurationError: the settings lead to another service's tables, or to none.
     """
     target = _current.get()
     with database_errors(runtime, target):
         if target is None:
-            with runtime.database.transaction() as connection:
+            with runtime.database.transaction(place) as connection:
                 require_own(runtime, connection)
                 yield connection
         else:
@@ -84,9 +85,10 @@ def reading(runtime: Runtime) -> Iterator[Connection]:
 
     :raises EnqueueError: as :func:`transaction`.
     """
-    if in_callers_transaction():
-        with transaction(runtime) as connection:
-            yield connection
+    target = _current.get()
+    if target is not None:
+        with database_errors(runtime, target):
+            yield _connection(runtime, target)
     else:
         with database_errors(runtime), runtime.database.reading() as connection:
             yield connection

@@ -50,7 +50,7 @@ def go(database: Database, tables: HolderTables, account: str | None) -> int:
     if present.phase == "topic_lost":
         if account is not None:
             raise CommandRefused("database and topic were lost together: no account is known; use --all")
-        with database.transaction() as connection:
+        with database.transaction("go.begin") as connection:
             life.change(connection, tables, present, phase="rebuilding", rebuild=Rebuild())
         return 0
     if account is not None:
@@ -66,7 +66,7 @@ def go(database: Database, tables: HolderTables, account: str | None) -> int:
 def _go(database: Database, tables: HolderTables, accounts: Sequence[str]) -> int:
     for _ in range(TRIES_MAX):
         try:
-            with database.transaction() as connection:
+            with database.transaction("go.accounts") as connection:
                 rows = store.load_rows(connection, tables, accounts).values()
                 waiting = [(row, gone_on) for row in rows if (gone_on := semaphore.go(row.state)) != row.state]
                 versions = counters.draw(connection, tables.counters, store.VERSION_COUNTER, max(1, len(waiting)))

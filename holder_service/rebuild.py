@@ -90,7 +90,7 @@ class Rebuilder:
     def begin_again(self, present: Life) -> None:
         """Begins a new epoch for a database that went back in time; :meth:`enter` then rebuilds it."""
         try:
-            with self._database.transaction() as connection:
+            with self._database.transaction("life.new_epoch") as connection:
                 epoch = store.clock_ms(connection)
                 life.change(connection, self._tables, present, phase="rebuilding", epoch=max(epoch, present.epoch + 1))
         except LifeChanged:
@@ -99,7 +99,7 @@ class Rebuilder:
     def _begin(self) -> Life:
         view = topic.view(self._settings, self._settings.accounts_topic, self._settings.group_id)
         phase: life.Phase = "ready" if view.untouched else "topic_lost" if view.lost else "rebuilding"
-        with self._database.transaction() as connection:
+        with self._database.transaction("life.begin") as connection:
             begun = life.begin(connection, self._tables, phase)
         if view.untouched:
             logger.info("first start: %s is empty, and nothing of it was ever read", view.topic)
@@ -169,7 +169,7 @@ class _Run:
         present = self._present
         # What an unfinished rebuild sent might be acknowledged already, by the time that this one reads.
         epoch = present.epoch if present.rebuild is None else max(present.now_ms, present.epoch + 1)
-        with self._database.transaction() as connection:
+        with self._database.transaction("rebuild.take") as connection:
             self._present = life.change(connection, self._tables, present, epoch=epoch, rebuild=self._progress)
 
     def _restore_limits(self) -> None:
@@ -194,7 +194,7 @@ class _Run:
             newest[mirror.account] = mirrors.merge(newest.get(mirror.account, mirror), mirror)
             last[mirror.account] = mirror
         for accounts in _batches(newest, self._settings.batch_max):
-            with self._transaction() as connection:
+            with self._transaction("rebuild.limits") as connection:
                 known = store.load_mirrors(connection, self._tables, accounts)
                 merged = [mirrors.merge(known.get(account, newest[account]), newest[account]) for account in accounts]
                 store.write_mirrors(connection, self._tables, merged)
@@ -211,7 +211,7 @@ class _Run:
         epoch = self._present.epoch
         with self._database.reading() as reading:
             for rows in store.all_rows(reading, self._tables, batch=self._settings.batch_max):
-                with self._transaction() as connection:
+                with self._transaction("rebuild.sweep") as connection:
                     commands = store.load_mirrors(connection, self._tables, [row.account for row in rows])
                     versions = counters.draw(connection, self._tables.counters, store.VERSION_COUNTER, len(rows))
                     now_ms = store.clock_ms(connection)
@@ -240,7 +240,7 @@ class _Run:
             ]
             self._progress = self._progress.model_copy(update={"read": self._progress.read + len(batch)})
             before = self._present
-            with self._transaction() as connection:
+            with self._transaction("rebuild.replay") as connection:
                 outbox.stage(connection, self._tables.outbox, inbox.dead_letters(self._settings, unreadable))
                 applied = self._ledger.apply(
                     connection,
@@ -260,7 +260,7 @@ class _Run:
     def _finish(self) -> Life:
         """Puts the partitions' offsets where the rebuild ended: what came meanwhile is simply read after."""
         epoch = max(self._present.epoch, self._epoch_acknowledged + 1)
-        with self._database.transaction() as connection:
+        with self._database.transaction("rebuild.finish") as connection:
             stored = offsets.load(connection, self._tables.offsets, self._view.topic)
             for number, extent in self._view.partitions.items():
                 position = Position(self._view.topic, number, self._view.topic_id, extent.high)
@@ -268,23 +268,23 @@ class _Run:
             return life.change(connection, self._tables, self._present, phase="ready", epoch=epoch)
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
+    def _transaction(self, place: str) -> Iterator[Connection]:
         """A transaction that fails if another instance took the rebuild over."""
         if self._stopping():
             raise Stopped
-        with self._database.transaction() as connection:
+        with self._database.transaction(place) as connection:
             yield connection
             present = life.change(connection, self._tables, self._present, rebuild=self._progress)
         self._present, self._written_s = present, time.monotonic()
 
     def _stay_alive(self) -> None:
         if time.monotonic() >= self._written_s + ALIVE_EVERY_S:
-            with self._transaction():
+            with self._transaction("rebuild.alive"):
                 pass
 
     def _give_up(self) -> None:
         try:
-            with self._database.transaction() as connection:
+            with self._database.transaction("rebuild.give_up") as connection:
                 life.change(connection, self._tables, self._present, rebuild=Rebuild())
         except (LifeChanged, SQLAlchemyError) as error:
             logger.info("the rebuild is left to another instance: %s", type(error).__name__)

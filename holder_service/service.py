@@ -156,7 +156,7 @@ class Service:
         self._wake_relay()
         if any(opening.recreated for opening in openings):
             count = len(topic.view(self._settings, name, self._settings.group_id).partitions)
-            with self._database.transaction() as connection:
+            with self._database.transaction("holder.adopt") as connection:
                 store.adopt_partitions(connection, self._tables, count)
         self._timers_at_s = 0.0
 
@@ -168,7 +168,7 @@ class Service:
         for _ in range(TRIES_MAX):
             messages = inbox.sort([message for batch in left for message in batch.messages])
             try:
-                with self._database.transaction() as connection:
+                with self._database.transaction("holder.batch") as connection:
                     self._advance(connection, left)
                     applied = self._apply(connection, present, messages)
             except _PartitionMoved as error:
@@ -216,7 +216,7 @@ class Service:
             due = store.due_accounts(connection, self._tables, partitions, now_ms, limit=self._settings.batch_max)
         work = {account: Letters(partition) for account, partition in due}
         try:
-            with self._database.transaction() as connection:
+            with self._database.transaction("holder.timers") as connection:
                 applied = self._ledger.apply(connection, present, work)
         except VersionMoved as error:
             logger.info("%s: reloaded", error)

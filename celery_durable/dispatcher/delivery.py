@@ -116,7 +116,7 @@ class Delivery:
         given_back: list[GivenBack] = []
         if due or excess:
             share = max(1, self._batch_max // 4, self._batch_max - len(taken)) // max(1, len(due))
-            with self._database.transaction() as connection:
+            with self._database.transaction("delivery.claim") as connection:
                 self._statements.put_back(connection, excess)
                 for load in due:
                     if load.again_due_s <= 0:
@@ -155,7 +155,7 @@ class Delivery:
                 done += 1
         finally:
             if done < len(outbound):
-                with self._database.transaction() as connection:
+                with self._database.transaction("delivery.put_back") as connection:
                     self._statements.put_back(connection, [one.admitted for one in outbound[done:]])
 
     def _tell(self, given_back: Sequence[GivenBack]) -> None:

@@ -190,5 +190,5 @@ def _check(runtime: Runtime) -> None:
             "CELERY_DURABLE_KAFKA_BOOTSTRAP_SERVERS=host:port, or use `durable up`, which brings its own"
         )
     migrate.check(runtime.database, runtime.tables)
-    with runtime.database.transaction() as connection:
+    with runtime.database.transaction("dispatcher.identify") as connection:
         client_identity(connection, runtime.tables, settings.client_id)

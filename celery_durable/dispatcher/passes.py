@@ -97,7 +97,7 @@ class Passes:
         if not chosen:
             return min([next_s, *self._failure_pauses()])
         self._after = woken[-1] if woken else ""
-        with self._database.transaction() as transaction:
+        with self._database.transaction("passes.step") as transaction:
             batch = self._bring_up_to_date(transaction, chosen, {})
         self._hand_over(batch.admitted)
         self._note(chosen, batch)

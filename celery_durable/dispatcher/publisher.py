@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.common import Broadcast
 
+from celery_durable.crashpoints import crashpoint
 from celery_durable.message import ATTEMPT_HEADER, GENERATION_HEADER
 from celery_durable.store.delivery import Outbound
 
@@ -97,6 +98,7 @@ class Publisher:
             ATTEMPT_HEADER: outbound.admitted.attempt,
             GENERATION_HEADER: outbound.admitted.generation,
         }
+        crashpoint("delivery.message", "before_publish")
         try:
             self._producer.publish(
                 outbound.body,
@@ -109,6 +111,7 @@ class Publisher:
         except (*self._connection.connection_errors, OSError) as error:
             self.close()
             raise BrokerUnavailable(f"the Celery broker does not answer: {_text(error)}") from error
+        crashpoint("delivery.message", "after_publish")
 
 
 def _text(error: BaseException) -> str:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
+from celery_durable.outcomes import lost_ending
 from celery_durable.permits.limits import merge_declared
 from celery_durable.permits.messages import Declared
 from celery_durable.runtime import Runtime
 from celery_durable.store import accounts
-from celery_durable.store.recovery import LossDecision, LostAttempt, Moved, Recoveries
-from celery_durable.store.schema import ADMITTED, CANCELLED, FAILED, PERMIT_STATES, RETRYING
+from celery_durable.store.losses import Losses
+from celery_durable.store.recovery import Moved, Recoveries
+from celery_durable.store.schema import ADMITTED, PERMIT_STATES
 from celery_durable.store.sql import held
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +38,7 @@ class Recovery:
 
     def __init__(
         self,
+        app: Celery,
         runtime: Runtime,
         *,
         on_wakes: Callable[[], None] = _nothing,
@@ -39,8 +47,12 @@ class Recovery:
         self._database = runtime.database
         self._tables = runtime.tables
         self._statements = Recoveries(runtime.tables)
+        self._losses = Losses(
+            runtime.tables,
+            losses_max=runtime.settings.max_worker_losses,
+            encode=partial(lost_ending, app, bytes_max=runtime.settings.error_bytes_max),
+        )
         self._batch_max = runtime.settings.recovery_batch_max
-        self._max_worker_losses = runtime.settings.max_worker_losses
         self._on_wakes = on_wakes
         self._on_admitted = on_admitted
 
@@ -50,12 +62,16 @@ class Recovery:
             due_s = self._statements.seconds_until_due(connection)
         if due_s > 0:
             return due_s
-        moved = self._move(self._recover_lost) + self._move(self._expire) + self._move(self._promote)
+        moved = (
+            self._move(self._recover_lost, "recovery.lost")
+            + self._move(self._expire, "recovery.expire")
+            + self._move(self._promote, "recovery.promote")
+        )
         # Rows that others hold are overdue and stay so for now: no reason to spin.
         return None if moved else float("inf")
 
-    def _move(self, work: Callable[[Connection], Sequence[Moved]]) -> int:
-        with self._database.transaction() as connection:
+    def _move(self, work: Callable[[Connection], Sequence[Moved]], place: str) -> int:
+        with self._database.transaction(place) as connection:
             moved = work(connection)
             woken: dict[str, Declared] = {}
             for one in moved:
@@ -75,28 +91,7 @@ class Recovery:
         return self._statements.promote(connection, self._batch_max)
 
     def _recover_lost(self, connection: Connection) -> Sequence[Moved]:
-        decisions = [self._decide(lost) for lost in self._statements.overdue(connection, self._batch_max)]
-        if decisions:
-            self._statements.lose(connection, decisions)
-        for decision in decisions:
-            logger.warning("operation %s: %s; it is %s", decision.lost.id, decision.error, decision.state)
-        return [Moved(one.lost.account, one.state) for one in decisions]
-
-    def _decide(self, lost: LostAttempt) -> LossDecision:
-        losses = lost.worker_losses + 1
-        own = lost.policy.get("max_worker_losses")
-        losses_max = self._max_worker_losses if own is None else int(own)
-        what = (
-            f"WorkerLostError: attempt {lost.attempt} was lost on {lost.worker or 'an unknown worker'}: its heartbeats "
-            f"stopped, overdue by {lost.overdue_ms / 1000:.1f} s"
-        )
-        if lost.cancel_requested:
-            return LossDecision(lost, CANCELLED, f"{what}; it had been asked to stop")
-        if losses <= losses_max:
-            return LossDecision(lost, RETRYING, what)
-        return LossDecision(
-            lost,
-            FAILED,
-            f"{what}; lost attempts: {losses}, max_worker_losses = {losses_max}: find out why its workers die, "
-            "or raise max_worker_losses",
-        )
+        losses = self._losses.end_overdue(connection, self._batch_max)
+        for loss in losses:
+            logger.warning("operation %s: %s; it is %s", loss.lost.id, loss.text, loss.state)
+        return [Moved(loss.lost.account, loss.state) for loss in losses]

@@ -113,7 +113,7 @@ class ReplyReader:
                 replies.append(reply)
             else:
                 dead.append(dead_letter(self._settings, message, reply))
-        with self._runtime.database.transaction() as connection:
+        with self._runtime.database.transaction("replies.apply") as connection:
             offsets.advance(connection, tables.offsets, batch.old, batch.new)
             after_commit = self._sink.apply_replies(connection, replies)
             outbox.stage(connection, tables.outbox, dead)
@@ -140,7 +140,7 @@ class ReplyReader:
             self._restored()
 
     def _restored(self) -> None:
-        with self._runtime.database.transaction() as connection:
+        with self._runtime.database.transaction("replies.restored") as connection:
             self._sink.restored(connection)
 
     def _went_back(self) -> bool:

@@ -20,6 +20,6 @@ class Retention:
 
     def step(self) -> float | None:
         """Deletes one batch (a :data:`~celery_durable.scheduling.loop.Step`)."""
-        with self._database.transaction() as connection:
+        with self._database.transaction("retention.delete") as connection:
             deleted = self._statements.delete_ended(connection, self._batch_max, self._default_ms)
         return None if deleted else LOOK_EVERY_S

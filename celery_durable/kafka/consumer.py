@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from celery_durable.crashpoints import crashpoint
 from celery_durable.kafka import client
 from celery_durable.kafka.opening import Opening, open_partition
 from celery_durable.kafka.received import Received, place, received
@@ -158,10 +159,12 @@ class PartitionReader:
                 session.open[batch.partition].stored = batch.new
             committed.append(to_commit(batch.new))
         if session is not None and committed:
+            crashpoint("reader.offset", "before_acknowledge")
             try:
                 session.consumer.commit(offsets=committed, asynchronous=True)
             except KafkaException as error:
                 self._warnings.warning("commit", "%s: the group's offset was not committed: %s", self._topic, error)
+            crashpoint("reader.offset", "after_acknowledge")
 
     def drop(self, partition: int) -> None:
         """Stops reading a partition after a lost compare-and-set.

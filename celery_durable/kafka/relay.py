@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException, Producer
 from sqlalchemy import Table
 
+from celery_durable.crashpoints import crashpoint
 from celery_durable.kafka import client
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.kafka.throttle import Throttled
@@ -100,7 +101,7 @@ class Relay:
         if due_ms > 0:
             return due_ms / 1000
         hold_ms = self._settings.kafka_publish_deadline_ms + _GRACE_MS
-        with self._database.transaction() as connection:
+        with self._database.transaction("relay.claim") as connection:
             claimed = rows.claim(connection, self._outbox, limit=room, hold_ms=hold_ms)
         for row in claimed:
             self._produce(producer, row)
@@ -119,6 +120,7 @@ class Relay:
                 on_delivery=lambda error, _message: self._on_delivery(row, error),
             )
 
+        crashpoint("relay.message", "before_publish")
         try:
             try:
                 produce()
@@ -130,12 +132,15 @@ class Relay:
             self._failed(row, "the producer's queue is full")
         except KafkaException as error:
             self._failed(row, error.args[0])
+        crashpoint("relay.message", "after_publish")
 
     def _on_delivery(self, row: Outgoing, error: KafkaError | None) -> None:
+        crashpoint("relay.message", "before_acknowledge")
         if error is not None:
             self._failed(row, error)
         elif self._in_flight.pop((row.no, row.version), None) is not None:
             self._sent.append(row)
+        crashpoint("relay.message", "after_acknowledge")
 
     def _failed(self, row: Outgoing, error: KafkaError | str) -> None:
         """Keeps the row: whatever the error says, the message may have been written."""
@@ -167,7 +172,7 @@ class Relay:
         sent, not_sent = self._sent, self._not_sent
         if not sent and not not_sent:
             return False
-        with self._database.transaction() as connection:
+        with self._database.transaction("relay.settle") as connection:
             rows.delivered(connection, self._outbox, sent)
             rows.failed(
                 connection,

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, func, select
 
+from celery_durable.crashpoints import crashpoint
 from celery_durable.monitoring.reasons import NOTHING, Known, load_known, queued_reason
 from celery_durable.runtime import Runtime, runtime_of
 from celery_durable.scheduling.loop import Step
@@ -259,4 +260,6 @@ class _Sender:
             self._connection.connect()
             self._dispatcher = self._app.events.Dispatcher(self._connection, buffer_while_offline=False)
         self._dispatcher.hostname = event.worker or self._client
+        crashpoint("events.message", "before_publish")
         self._dispatcher.send(event.type, retry=False, **event.fields)
+        crashpoint("events.message", "after_publish")

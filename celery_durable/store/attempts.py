@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from celery_durable.crashpoints import crashpoint
 from celery_durable.errors import AttemptLost
 from celery_durable.store.attempt_sql import RETURNED, AttemptStatements, Settle
 from celery_durable.store.database import Database
@@ -90,7 +91,9 @@ class Attempts:
         token may start again: its first answer may have been lost.
         """
         params = {**_key(attempt), "worker": worker, "timeout_ms": timeout_ms}
+        crashpoint("worker.start", "before_commit")
         row = self._one(self._statements.start, params)
+        crashpoint("worker.start", "after_commit")
         if row is None:
             return None
         policy: dict[str, Any] = (json.loads(row[1]) if isinstance(row[1], str) else row[1]) or {}
@@ -99,25 +102,31 @@ class Attempts:
     def beat(self, operation_id: str, token: str, *, timeout_ms: int) -> Beat | None:
         """Extends the attempt's life to ``timeout_ms`` from now; None: it is no longer this token's."""
         params = {"id": operation_id, "token": token, "timeout_ms": timeout_ms}
+        crashpoint("worker.beat", "before_commit")
         row = self._one(self._statements.beat, params)
+        crashpoint("worker.beat", "after_commit")
         return None if row is None else Beat(row[0] is not None)
 
     def succeed(self, attempt: Attempt, ending: Ending) -> str:
         """Ends the operation as succeeded."""
-        return self._settle(self._statements.end, attempt, SUCCEEDED, {"state": SUCCEEDED, **ending.params()})
+        return self._settle(
+            "worker.succeed", self._statements.end, attempt, SUCCEEDED, {"state": SUCCEEDED, **ending.params()}
+        )
 
     def fail(self, attempt: Attempt, ending: Ending) -> str:
         """Ends the operation as failed."""
         params = {"state": FAILED, "outcome": FAILED, **ending.params()}
-        return self._settle(self._statements.fail, attempt, FAILED, params)
+        return self._settle("worker.fail", self._statements.fail, attempt, FAILED, params)
 
     def cancel(self, attempt: Attempt, ending: Ending) -> str:
         """Ends the running operation as cancelled."""
-        return self._settle(self._statements.end, attempt, CANCELLED, {"state": CANCELLED, **ending.params()})
+        return self._settle(
+            "worker.cancel", self._statements.end, attempt, CANCELLED, {"state": CANCELLED, **ending.params()}
+        )
 
     def revoke(self, attempt: Attempt, ending: Ending) -> str:
         """Ends the operation as cancelled, if this attempt was not started yet, or runs under this token."""
-        return self._settle(self._statements.revoke, attempt, CANCELLED, ending.params())
+        return self._settle("worker.revoke", self._statements.revoke, attempt, CANCELLED, ending.params())
 
     def retry(self, attempt: Attempt, message: CapturedMessage, ending: Ending, *, requeue: bool) -> str:
         """Has the operation run again as ``message``, when that is due, or ends it if its cancel was requested.
@@ -142,12 +151,12 @@ class Attempts:
             "properties": json.dumps(message.properties),
             "publish": json.dumps(message.publish),
         }
-        return self._settle(self._statements.retry, attempt, RETRIED, params)
+        return self._settle("worker.retry", self._statements.retry, attempt, RETRIED, params)
 
     def repeat(self, attempt: Attempt, ending: Ending) -> str:
         """Has the operation run again at once with the same message. Returns ``retrying`` or ``cancelled``."""
         params = {"outcome": RETRIED, **ending.params()}
-        return self._settle(self._statements.repeat, attempt, RETRIED, params)
+        return self._settle("worker.repeat", self._statements.repeat, attempt, RETRIED, params)
 
     def lose(self, attempt: Attempt, ending: Ending, *, losses_max: int) -> str:
         """Counts the attempt as lost with its worker: the operation runs again, or fails beyond the policy's cap.
@@ -157,15 +166,20 @@ class Attempts:
         ``losses_max`` is the cap where the policy names none. Returns ``retrying``, ``failed`` or ``cancelled``.
         """
         params = {"outcome": LOST, "losses_max": losses_max, **ending.params()}
-        return self._settle(self._statements.lose, attempt, LOST, params)
+        return self._settle("worker.lose", self._statements.lose, attempt, LOST, params)
 
-    def _settle(self, settle: Settle, attempt: Attempt, outcome: str, params: dict[str, Any]) -> str:
+    def _settle(self, place: str, settle: Settle, attempt: Attempt, outcome: str, params: dict[str, Any]) -> str:
         """Returns the operation's state after it.
 
         :raises AlreadySettled: the attempt is no longer this token's, and was not settled in this way before.
         """
         params.update(_key(attempt))
-        row = self._one(settle.whole, params) if self._postgresql else self._in_steps(settle, params)
+        if self._postgresql:
+            crashpoint(place, "before_commit")
+            row = self._one(settle.whole, params)
+        else:
+            row = self._in_steps(place, settle, params)
+        crashpoint(place, "after_commit")
         if row is not None:
             return str(row[2])
         written = self._one(self._statements.written, {"id": attempt.id, "token": attempt.token})
@@ -186,7 +200,7 @@ class Attempts:
         rows = connection.execute(sql, params).fetchall()  # all: an open cursor keeps SQLite's lock
         return rows[0] if rows else None
 
-    def _in_steps(self, settle: Settle, params: dict[str, Any]) -> Sequence[Any] | None:
+    def _in_steps(self, place: str, settle: Settle, params: dict[str, Any]) -> Sequence[Any] | None:
         connection: Any = self._database.held().connection.driver_connection
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -195,6 +209,7 @@ class Attempts:
                 params = {**params, **{f"done_{name}": value for name, value in zip(RETURNED, row, strict=True)}}
                 for statement in settle.then:
                     connection.execute(statement, params)
+            crashpoint(place, "before_commit")
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:

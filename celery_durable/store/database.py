@@ -178,6 +178,17 @@ class Database:
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             yield connection
 
+    @contextmanager
+    def one_write(self, place: str) -> Iterator[Connection]:
+        """A connection for one statement that writes, in autocommit: a transaction without the trips of BEGIN, COMMIT.
+
+        :param place: names the crash points before and after it.
+        """
+        with self.reading() as connection:
+            crashpoint(place, "before_commit")
+            yield connection
+            crashpoint(place, "after_commit")
+
     def held(self) -> Connection:
         """The calling thread's own connection, kept open, in autocommit: each statement is its own transaction.
 

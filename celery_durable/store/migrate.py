@@ -71,7 +71,7 @@ def migrate(database: Database, tables: TableSet, to: str = "head", migrations: 
     if target not in migrations.revisions:
         known = ", ".join(migrations.revisions)
         raise ConfigurationError(f"--to {to}: there is no such revision; use head or one of {known}")
-    with _reaching(database), database.transaction() as connection:
+    with _reaching(database), database.transaction("migrate.upgrade") as connection:
         _lock(connection, tables)
         found = _current(connection, tables)
         _refuse_newer(database, tables, found, migrations)

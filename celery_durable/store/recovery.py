@@ -1,4 +1,4 @@
-"""Statements that move operations on when a time has come: lost, due, expired and kept long enough.
+"""Statements that move operations on when a time has come: due, expired and kept long enough.
 
 Every time is compared with the database's clock, so a host's wrong one shifts nothing (case C17). Rows that others
 hold are left for the next look. Whatever gives a permit back, or begins to wait for one, returns its account: the
@@ -21,7 +21,6 @@ from sqlalchemy import (
     case,
     delete,
     func,
-    insert,
     or_,
     select,
     update,
@@ -33,8 +32,6 @@ from celery_durable.store.schema import (
     ADMITTED,
     CANCELLED,
     ENDED_STATES,
-    FAILED,
-    LOST,
     QUEUED,
     RETRYING,
     RUNNING,
@@ -42,35 +39,7 @@ from celery_durable.store.schema import (
     WAITING_STATES,
     Tables,
 )
-from celery_durable.store.sql import database_now, execute_many, in_states, parts
-
-
-@dataclass(frozen=True, slots=True)
-class LostAttempt:
-    """A running operation whose heartbeats are overdue. The transaction that found it holds its row."""
-
-    order_no: int
-    id: str
-    generation: int
-    attempt: int
-    account: str | None
-    worker: str | None
-    run_token: str | None
-    started_at: int | None
-    overdue_ms: int
-    worker_losses: int
-    """Before this one."""
-    cancel_requested: bool
-    policy: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LossDecision:
-    """What becomes of a lost attempt's operation: ``retrying``, ``failed`` or ``cancelled``, and its error text."""
-
-    lost: LostAttempt
-    state: str
-    error: str
+from celery_durable.store.sql import database_now, in_states, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +60,8 @@ class Recoveries:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._next = _next_due(tables)
-        self._overdue = _overdue(tables)
         self._promote = _promote(tables)
         self._expire = _expire(tables)
-        self._lose = _lose(tables)
         self._keep_classes = _keep_classes(tables)
         self._ended_default = _ended(tables, None)
         self._ended_own = _ended(tables, "own")
@@ -103,56 +70,6 @@ class Recoveries:
         """Until the next heartbeat, due time or expiry passes: 0 or less if one has, inf if none is known."""
         left_ms = connection.execute(self._next).scalar_one()
         return float("inf") if left_ms is None else float(left_ms) / 1000
-
-    def overdue(self, connection: Connection, limit: int) -> list[LostAttempt]:
-        """Locks running operations whose ``alive_until`` is over, the longest overdue first."""
-        return [
-            LostAttempt(
-                order_no=row.order_no,
-                id=row.id,
-                generation=row.generation,
-                attempt=row.attempt,
-                account=row.account,
-                worker=row.worker,
-                run_token=row.run_token,
-                started_at=row.started_at,
-                overdue_ms=max(0, int(row.overdue_ms)),
-                worker_losses=row.worker_losses,
-                cancel_requested=row.cancel_requested_at is not None,
-                policy=row.policy or {},
-            )
-            for row in connection.execute(self._overdue, {"limit": limit})
-        ]
-
-    def lose(self, connection: Connection, decisions: Sequence[LossDecision]) -> None:
-        """Ends the lost attempts with a row of history each. Their operations' rows must be locked."""
-        attempts = self._tables.attempts
-        rows: list[Mapping[str, Any]] = [
-            {
-                "number": decision.lost.order_no,
-                "new_state": decision.state,
-                "raised": decision.lost.attempt + (1 if decision.state == RETRYING else 0),
-                "text": decision.error,
-            }
-            for decision in decisions
-        ]
-        execute_many(connection, self._lose, rows)
-        history = insert(attempts).values(ended_at=now_ms(), outcome=LOST)
-        connection.execute(
-            history,
-            [
-                {
-                    "operation_id": decision.lost.id,
-                    "generation": decision.lost.generation,
-                    "attempt": decision.lost.attempt,
-                    "worker": decision.lost.worker,
-                    "run_token": decision.lost.run_token,
-                    "started_at": decision.lost.started_at,
-                    "error": decision.error,
-                }
-                for decision in decisions
-            ],
-        )
 
     def expire(self, connection: Connection, limit: int) -> list[Moved]:
         """Cancels operations that expired before an attempt started (case D5)."""
@@ -215,53 +132,6 @@ def _next_due(tables: Tables) -> Select[Any]:
         .subquery()
     )
     return select(func.min(times.c.at) - database_now())
-
-
-def _overdue(tables: Tables) -> Select[Any]:
-    operations, payloads = tables.operations, tables.payloads
-    return (
-        select(
-            operations.c.order_no,
-            operations.c.id,
-            operations.c.generation,
-            operations.c.attempt,
-            operations.c.account,
-            operations.c.worker,
-            operations.c.run_token,
-            operations.c.started_at,
-            operations.c.worker_losses,
-            operations.c.cancel_requested_at,
-            (database_now() - operations.c.alive_until).label("overdue_ms"),
-            payloads.c.policy,
-        )
-        .outerjoin(payloads, payloads.c.id == operations.c.id)
-        .where(in_states(operations, (RUNNING,)), operations.c.alive_until <= database_now())
-        .order_by(operations.c.alive_until)
-        .limit(bindparam("limit"))
-        .with_for_update(skip_locked=True, of=operations)
-    )
-
-
-def _lose(tables: Tables) -> Any:
-    operations = tables.operations
-    # Not IN: an expanding parameter refuses to be executed for several rows at once.
-    ended = or_(bindparam("new_state") == FAILED, bindparam("new_state") == CANCELLED)
-    return (
-        update(operations)
-        .where(operations.c.order_no == bindparam("number"))
-        .values(
-            state=bindparam("new_state"),
-            attempt=bindparam("raised"),
-            worker_losses=operations.c.worker_losses + 1,
-            sends=0,
-            due_at=case((ended, None), else_=now_ms()),
-            ended_at=case((ended, now_ms()), else_=None),
-            error=bindparam("text"),
-            traceback=None,
-            run_token=None,
-            alive_until=None,
-        )
-    )
 
 
 def _due(tables: Tables, states: Sequence[str], column: str, *conditions: Any) -> Any:

@@ -20,6 +20,7 @@ from celery.worker.request import Request
 from celery.worker.state import task_ready
 from kombu.utils.encoding import safe_repr, safe_str
 
+from celery_durable.crashpoints import crashpoint
 from celery_durable.message import RUN_HEADER
 from celery_durable.store.attempts import Ending
 from celery_durable.worker import settle
@@ -38,6 +39,20 @@ class DurableRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._request_dict[RUN_HEADER] = {"token": uuid.uuid4().hex, "pid": os.getpid()}
+
+    def acknowledge(self) -> None:
+        """As Celery's."""
+        if not self.acknowledged:
+            crashpoint("worker.message", "before_acknowledge")
+            super().acknowledge()
+            crashpoint("worker.message", "after_acknowledge")
+
+    def reject(self, requeue: bool = False) -> None:
+        """As Celery's."""
+        if not self.acknowledged:
+            crashpoint("worker.message", "before_acknowledge")
+            super().reject(requeue=requeue)
+            crashpoint("worker.message", "after_acknowledge")
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """As Celery's, once the operation's row says how the attempt ended."""
