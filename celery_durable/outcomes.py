@@ -5,16 +5,20 @@ The worker encodes when it settles, every reader decodes: both go through here, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import Backend, compress_payload, decompress_payload
+from celery.exceptions import WorkerLostError
 from celery.utils.serialization import (
     UnpickleableExceptionWrapper,
     get_pickled_exception,
 )
 from kombu.serialization import dumps, loads
 from kombu.utils.encoding import ensure_bytes
+
+from celery_durable.store.attempts import Ending
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -95,6 +99,23 @@ def decode_result(app: Celery, encoded: Encoded, *, failed: bool) -> Any:
     if isinstance(value, BaseException):
         return get_pickled_exception(value)
     return codec.exception_to_python(value)
+
+
+def failure(app: Celery, exception: BaseException, traceback: str | None, *, bytes_max: int) -> Ending:
+    """What a failed attempt leaves in its operation's row: the exception encoded, and texts. Never raises."""
+    encoded = encode_exception(app, exception, bytes_max=bytes_max)
+    return Ending(
+        encoded.content_type,
+        encoded.content_encoding,
+        encoded.data,
+        error=error_text(exception, bytes_max=bytes_max),
+        traceback=bound_text(str(traceback), bytes_max=bytes_max) if traceback else None,
+    )
+
+
+def loss_encoder(app: Celery, *, bytes_max: int) -> Callable[[str], Ending]:
+    """Makes of a text what an attempt leaves that was lost with its worker: Celery's ``WorkerLostError``."""
+    return lambda text: failure(app, WorkerLostError(text), None, bytes_max=bytes_max)
 
 
 def error_text(exception: BaseException, *, bytes_max: int) -> str:

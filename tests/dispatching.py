@@ -204,7 +204,7 @@ class Service:
 
     def recovery(self, **hints: Any) -> Recovery:
         """Its recovery."""
-        return Recovery(self.runtime, **hints)
+        return Recovery(Celery(set_as_current=False), self.runtime, **hints)
 
     def retention(self) -> Retention:
         """Its retention."""

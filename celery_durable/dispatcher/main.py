@@ -74,7 +74,7 @@ class Dispatcher:
         self._relay = Relay(runtime.database, runtime.tables.outbox, settings, batch_max=settings.relay_batch_max)
         passes = Passes(runtime, hand_over=self._hand_over)
         self._replies = ReplyReader(runtime, Passes(runtime, hand_over=self._hand_over), on_applied=self._wake_relay)
-        recovery = Recovery(runtime, on_wakes=self._wake_passes, on_admitted=self._wake_delivery)
+        recovery = Recovery(app, runtime, on_wakes=self._wake_passes, on_admitted=self._wake_delivery)
         self._passes_loop = self._loop(
             "passes", _first(self._replies.check_restored, _then(passes.step, self._wake_relay))
         )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from celery_durable.outcomes import lost_ending
+from celery_durable.outcomes import loss_encoder
 from celery_durable.permits.limits import merge_declared
 from celery_durable.permits.messages import Declared
 from celery_durable.runtime import Runtime
@@ -50,7 +49,7 @@ class Recovery:
         self._losses = Losses(
             runtime.tables,
             losses_max=runtime.settings.max_worker_losses,
-            encode=partial(lost_ending, app, bytes_max=runtime.settings.error_bytes_max),
+            encode=loss_encoder(app, bytes_max=runtime.settings.error_bytes_max),
         )
         self._batch_max = runtime.settings.recovery_batch_max
         self._on_wakes = on_wakes

@@ -20,7 +20,6 @@ RETURNED = ("id", "account", "state", "worker", "started_at")
 _POLICY = "(SELECT p.policy FROM {payloads} AS p WHERE p.id = {operations}.id)"
 _MINE = "WHERE id = :id AND run_token = :token AND state = 'running'"
 _CANCELLED = "cancel_requested_at IS NOT NULL"
-_LOST_TOO_OFTEN = "worker_losses + 1 > coalesce({losses_max}, CAST(:losses_max AS integer))"
 
 _START = (
     """
@@ -55,20 +54,19 @@ _REVOKE = f"""
     """
 
 
-def _again(ends: str, *, state: str, due: str = "{now}", more: str = "") -> str:
+def _again(*, state: str, due: str = "{now}", more: str = "") -> str:
     # A cancel request wins over running again.
     return f"""
-    UPDATE {{operations}} SET {more} state = CASE WHEN {_CANCELLED} THEN 'cancelled' {state} END,
-        attempt = attempt + CASE WHEN {ends} THEN 0 ELSE 1 END, sends = 0, alive_until = NULL,
-        run_token = CASE WHEN {ends} THEN run_token END, ended_at = CASE WHEN {ends} THEN {{now}} END,
-        due_at = CASE WHEN {ends} THEN NULL ELSE {due} END,
+    UPDATE {{operations}} SET {more} state = CASE WHEN {_CANCELLED} THEN 'cancelled' ELSE {state} END,
+        attempt = attempt + CASE WHEN {_CANCELLED} THEN 0 ELSE 1 END, sends = 0, alive_until = NULL,
+        run_token = CASE WHEN {_CANCELLED} THEN run_token END, ended_at = CASE WHEN {_CANCELLED} THEN {{now}} END,
+        due_at = CASE WHEN {_CANCELLED} THEN NULL ELSE {due} END,
         error = :error, traceback = :traceback {_MINE}
     """
 
 
 _RETRY = _again(
-    _CANCELLED,
-    state="ELSE CAST(:state AS varchar(16))",
+    state="CAST(:state AS varchar(16))",
     due="coalesce(CAST(:due_at AS bigint), {now} + CAST(:delay_ms AS bigint))",
     more="""
         retries = :retries, queue = :queue, priority = :priority,
@@ -76,17 +74,7 @@ _RETRY = _again(
         expires_at = coalesce(CAST(:expires_at AS bigint), {now} + CAST(:expires_delay_ms AS bigint), expires_at),
         """,
 )
-_REPEAT = _again(_CANCELLED, state="ELSE 'retrying'")
-_LOSE = _again(
-    f"({_CANCELLED} OR {_LOST_TOO_OFTEN})",
-    state=f"WHEN {_LOST_TOO_OFTEN} THEN 'failed' ELSE 'retrying'",
-    more=f"""
-        worker_losses = worker_losses + 1,
-        result_content_type = CASE WHEN {_LOST_TOO_OFTEN} THEN CAST(:content_type AS varchar(64)) END,
-        result_content_encoding = CASE WHEN {_LOST_TOO_OFTEN} THEN CAST(:content_encoding AS varchar(64)) END,
-        result = CASE WHEN {_LOST_TOO_OFTEN} THEN {{result}} END,
-        """,
-)
+_REPEAT = _again(state="'retrying'")
 
 _WAKE = "INSERT INTO {wakes} (account) SELECT done.account FROM {done} WHERE done.account IS NOT NULL"
 _WAKE_IF_RELEASED = f"{_WAKE} AND done.state <> 'retrying'"
@@ -120,15 +108,11 @@ class AttemptStatements:
             name: preparer.format_table(getattr(tables, name))
             for name in ("operations", "payloads", "attempts", "wakes")
         }
-        policy = _POLICY.format(**names)
-        number = "CAST({} ->> '{}' AS double precision)" if self._postgresql else "json_extract({}, '$.{}')"
         as_json = "CAST(:{} AS json)" if self._postgresql else ":{}"
         columns = ", ".join(f":done_{column} AS {column}" for column in RETURNED)
         self._words = {
             **names,
             "now": NOW_MS_SQL[dialect],
-            "losses_max": number.format(policy, "max_worker_losses"),
-            "result": "CAST(:result AS bytea)" if self._postgresql else ":result",
             "headers": as_json.format("headers"),
             "properties": as_json.format("properties"),
             "publish": as_json.format("publish"),
@@ -142,7 +126,6 @@ class AttemptStatements:
         self.revoke = self._settle(_REVOKE, _WAKE)
         self.repeat = self._settle(_REPEAT, _WAKE_IF_RELEASED, _HISTORY)
         self.retry = self._settle(_RETRY, _WAKE_IF_RELEASED, _HISTORY, _MESSAGE)
-        self.lose = self._settle(_LOSE, _WAKE_IF_RELEASED, _HISTORY)
 
     def _settle(self, update: str, *then: str) -> Settle:
         update = f"{update} RETURNING {', '.join(RETURNED)}"

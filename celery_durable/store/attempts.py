@@ -14,12 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 from celery_durable.crashpoints import crashpoint
 from celery_durable.errors import AttemptLost
+from celery_durable.store.accounts import wake
 from celery_durable.store.attempt_sql import RETURNED, AttemptStatements, Settle
 from celery_durable.store.database import Database
-from celery_durable.store.schema import CANCELLED, FAILED, LOST, RETRIED, RETRYING, SCHEDULED, SUCCEEDED, Tables
+from celery_durable.store.schema import (
+    CANCELLED,
+    FAILED,
+    LOST,
+    PERMIT_STATES,
+    RETRIED,
+    RETRYING,
+    SCHEDULED,
+    SUCCEEDED,
+    Tables,
+)
 
 if TYPE_CHECKING:
     from celery_durable.message import CapturedMessage
+    from celery_durable.store.losses import Losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,7 @@ class Attempts:
 
     def __init__(self, database: Database, tables: Tables) -> None:
         self._database = database
+        self._tables = tables
         self._postgresql = database.dialect == "postgresql"
         self._statements = AttemptStatements(tables, database.dialect, database.engine.dialect.identifier_preparer)
 
@@ -158,15 +171,20 @@ class Attempts:
         params = {"outcome": RETRIED, **ending.params()}
         return self._settle("worker.repeat", self._statements.repeat, attempt, RETRIED, params)
 
-    def lose(self, attempt: Attempt, ending: Ending, *, losses_max: int) -> str:
-        """Counts the attempt as lost with its worker: the operation runs again, or fails beyond the policy's cap.
+    def lose(self, attempt: Attempt, why: str, losses: Losses) -> str:
+        """Ends the attempt as lost with its worker. Returns ``retrying``, ``failed`` or ``cancelled``.
 
-        No repeat of it is told apart from the same by a dispatcher's recovery: it raises as what others settled.
-
-        ``losses_max`` is the cap where the policy names none. Returns ``retrying``, ``failed`` or ``cancelled``.
+        :param why: how its body ended, for people.
+        :raises AlreadySettled: the attempt is no longer this token's. A repeat raises it too: it cannot be told apart
+            from the same by a dispatcher's recovery.
         """
-        params = {"outcome": LOST, "losses_max": losses_max, **ending.params()}
-        return self._settle("worker.lose", self._statements.lose, attempt, LOST, params)
+        with self._database.transaction("worker.lose") as connection:
+            loss = losses.end_own(connection, attempt, why)
+            if loss is not None:
+                wake(connection, self._tables, [None if loss.state in PERMIT_STATES else loss.lost.account])
+        if loss is None:
+            raise self._refusal(attempt, LOST, *self._written(attempt))
+        return loss.state
 
     def _settle(self, place: str, settle: Settle, attempt: Attempt, outcome: str, params: dict[str, Any]) -> str:
         """Returns the operation's state after it.
@@ -182,13 +200,20 @@ class Attempts:
         crashpoint(place, "after_commit")
         if row is not None:
             return str(row[2])
-        written = self._one(self._statements.written, {"id": attempt.id, "token": attempt.token})
-        state, earlier = (None, None) if written is None else (written[0], written[1])
-        settled_as = state or earlier
-        if outcome in {state, earlier} and outcome != LOST:
+        state, earlier = self._written(attempt)
+        if outcome == (earlier or state):
             return str(state or RETRYING)
+        raise self._refusal(attempt, outcome, state, earlier)
+
+    def _written(self, attempt: Attempt) -> tuple[str | None, str | None]:
+        """(the state in which the operation ended under this token, the attempt's outcome in the history)."""
+        written = self._one(self._statements.written, {"id": attempt.id, "token": attempt.token})
+        return (None, None) if written is None else (written[0], written[1])
+
+    def _refusal(self, attempt: Attempt, outcome: str, state: str | None, earlier: str | None) -> AlreadySettled:
+        settled_as = state or earlier
         reason = "it is not this run's any more" if settled_as is None else f"it was settled as {settled_as} before"
-        raise AlreadySettled(
+        return AlreadySettled(
             f"attempt {attempt.attempt} of operation {attempt.id} cannot be settled as {outcome}: {reason}", settled_as
         )
 

@@ -7,8 +7,10 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from celery_durable.outcomes import loss_encoder
 from celery_durable.runtime import Runtime, runtime_of
 from celery_durable.store.attempts import Attempts
+from celery_durable.store.losses import Losses
 from celery_durable.worker.heartbeat import Heart
 
 _ATTRIBUTE = "_celery_durable_worker"
@@ -21,6 +23,7 @@ class WorkerContext:
 
     runtime: Runtime
     attempts: Attempts
+    losses: Losses
     heart: Heart
     pid: int
 
@@ -43,5 +46,10 @@ def context_of(app: Any) -> WorkerContext:
 def _make(app: Any) -> WorkerContext:
     runtime = runtime_of(app)
     attempts = Attempts(runtime.database, runtime.tables)
+    losses = Losses(
+        runtime.tables,
+        losses_max=runtime.settings.max_worker_losses,
+        encode=loss_encoder(app, bytes_max=runtime.settings.error_bytes_max),
+    )
     heart = Heart(runtime.database, attempts, interval_s=runtime.settings.heartbeat_interval_s)
-    return WorkerContext(runtime, attempts, heart, os.getpid())
+    return WorkerContext(runtime, attempts, losses, heart, os.getpid())

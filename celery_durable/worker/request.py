@@ -91,11 +91,9 @@ class DurableRequest(Request):
         if isinstance(error, TaskRevokedError) or (isinstance(error, Terminated) and not self._already_cancelled):
             ending = Ending(error="terminated" if isinstance(error, Terminated) else str(error))
             return settle.settle_from_main(app, attempt, lambda attempts: attempts.revoke(attempt, ending))
-        lost = error if isinstance(error, WorkerLostError) else WorkerLostError(f"Worker process ended: {error!r}")
-        ending = settle.failure(app, lost, None)
-        losses_max = context_of(app).runtime.settings.max_worker_losses
+        why = str(error) if isinstance(error, WorkerLostError) else f"its process ended: {error!r}"
         return settle.settle_from_main(
-            app, attempt, lambda attempts: attempts.lose(attempt, ending, losses_max=losses_max)
+            app, attempt, lambda attempts: attempts.lose(attempt, why, context_of(app).losses)
         )
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from celery import states
-from celery.exceptions import Ignore, Reject, WorkerLostError
+from celery.exceptions import Ignore, Reject
 from celery.utils.log import get_logger
 
-from celery_durable.outcomes import bound_text, encode_exception, encode_result, error_text
+from celery_durable import outcomes
+from celery_durable.outcomes import bound_text, encode_result, error_text
 from celery_durable.store.attempts import AlreadySettled, Attempt, Attempts, Ending
 from celery_durable.worker import runs
 from celery_durable.worker.abort import leave_body
@@ -70,7 +70,7 @@ def fail(app: Any, run: Run, error: BaseException, traceback: str | None) -> str
     if run.stop is Stop.CANCELLED:
         return cancel(app, run, Stop.CANCELLED.value)
     if run.stop is not None:
-        return lose(app, run, WorkerLostError(run.stop.value))
+        return lose(app, run, run.stop.value)
     if run.staged is not None:
         return retry(app, run, error, traceback)
     ending = failure(app, error, traceback)
@@ -106,15 +106,13 @@ def cancel(app: Any, run: Run, reason: str) -> str:
     return _write(app, run, lambda attempts: attempts.cancel(run.attempt, Ending(error=reason)))
 
 
-def lose(app: Any, run: Run, error: BaseException) -> str:
+def lose(app: Any, run: Run, why: str) -> str:
     """Settles as lost with its worker: counted, capped, and run again.
 
     :raises AttemptRefused: the operation is no longer this attempt's.
     """
     leave_body(run)
-    ending = failure(app, error, None)
-    losses_max = context_of(app).runtime.settings.max_worker_losses
-    return _write(app, run, lambda attempts: attempts.lose(run.attempt, ending, losses_max=losses_max))
+    return _write(app, run, lambda attempts: attempts.lose(run.attempt, why, context_of(app).losses))
 
 
 def rest(app: Any, run: Run, state: str | None, retval: Any) -> None:
@@ -135,7 +133,7 @@ def rest(app: Any, run: Run, state: str | None, retval: Any) -> None:
     elif isinstance(retval, BaseException):
         fail(app, run, recorded(retval), None)
     else:
-        lose(app, run, WorkerLostError("The task was skipped as done already, but its operation was not"))
+        lose(app, run, "its body was skipped as done already, but its operation was not")
 
 
 def recorded(error: BaseException) -> BaseException:
@@ -169,14 +167,7 @@ def settle_from_main(app: Any, attempt: Attempt, write: Callable[[Attempts], str
 
 def failure(app: Any, error: BaseException, traceback: str | None) -> Ending:
     """What a failed attempt leaves: the exception encoded, and texts, bounded."""
-    bytes_max = context_of(app).runtime.settings.error_bytes_max
-    encoded = encode_exception(app, error, bytes_max=bytes_max)
-    return replace(
-        texts(app, error, traceback),
-        content_type=encoded.content_type,
-        content_encoding=encoded.content_encoding,
-        result=encoded.data,
-    )
+    return outcomes.failure(app, error, traceback, bytes_max=context_of(app).runtime.settings.error_bytes_max)
 
 
 def texts(app: Any, error: BaseException | None, traceback: str | None) -> Ending:

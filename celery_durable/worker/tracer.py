@@ -93,9 +93,10 @@ class TracedAttempt:
         if run.in_child:
             # The main process settles it, when it knows how the child ended: lost, or terminated by a revoke.
             raise error
-        lost = WorkerLostError(f"The task raised {error!r}")
+        why = f"the task raised {error!r}"
+        lost = WorkerLostError(why)
         try:
-            state = settle.lose(self._task.app, run, lost)
+            state = settle.lose(self._task.app, run, why)
         except Exception as refused:  # noqa: BLE001 - as above
             outcome = _outcome(states.IGNORED, Ignore(str(refused)))
         else:

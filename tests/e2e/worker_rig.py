@@ -72,7 +72,7 @@ class Rig:
     def dispatch(self) -> None:
         """Starts delivery and recovery."""
         delivery = Delivery(self.app, self.runtime)
-        recovery = Recovery(self.runtime)
+        recovery = Recovery(self.app, self.runtime)
         for step in (delivery.step, recovery.step):
             thread = threading.Thread(target=self._loop, args=(step,), daemon=True)
             self._threads.append(thread)
@@ -114,12 +114,16 @@ class Rig:
         with self.runtime.database.reading() as connection:
             return connection.execute(select(operations).where(operations.c.id == operation_id)).one()
 
-    def history(self, operation_id: str) -> list[str]:
-        """The outcomes of its ended attempts."""
+    def attempts(self, operation_id: str) -> list[Any]:
+        """The rows of its attempts that failed, were lost or retried."""
         attempts = self.runtime.tables.attempts
-        statement = select(attempts.c.outcome).where(attempts.c.operation_id == operation_id).order_by(attempts.c.no)
+        statement = select(attempts).where(attempts.c.operation_id == operation_id).order_by(attempts.c.no)
         with self.runtime.database.reading() as connection:
-            return list(connection.scalars(statement))
+            return list(connection.execute(statement))
+
+    def history(self, operation_id: str) -> list[str]:
+        """The outcomes of those attempts."""
+        return [row.outcome for row in self.attempts(operation_id)]
 
     def ended(self, operation_id: str, deadline_s: float = 30) -> Any:
         """Waits until the operation has ended and returns its row."""

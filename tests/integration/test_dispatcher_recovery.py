@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.exceptions import WorkerLostError
 from sqlalchemy import select, update
 
+from celery_durable.outcomes import Encoded, decode_result
 from celery_durable.store.clock import now_ms
 from tests.dispatching import Service, steps
 
@@ -57,13 +60,17 @@ def test_an_operation_that_loses_too_many_workers_fails_and_says_so(service: Ser
     woken: list[bool] = []
     steps(service.recovery(on_wakes=lambda: woken.append(True)).step)
     row = service.row("op")
-    assert (row.state, row.worker_losses, row.due_at, row.run_token) == ("failed", 3, None, None)
+    assert (row.state, row.worker_losses, row.due_at, row.alive_until) == ("failed", 3, None, None)
     assert row.ended_at is not None
-    assert row.error.startswith("WorkerLostError: ")
+    assert "WorkerLostError: " in row.error
     assert "max_worker_losses = 2" in row.error
     assert "w1" in row.error
     assert service.count("wakes") == 1
     assert woken
+    encoded = Encoded(row.result_content_type, row.result_content_encoding, row.result)
+    error = decode_result(Celery(set_as_current=False), encoded, failed=True)
+    assert isinstance(error, WorkerLostError)
+    assert str(error) in row.error
 
 
 def test_many_attempts_are_lost_at_once(service: Service) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 from sqlalchemy import insert, select
 
 from celery_durable.message import CapturedMessage
-from celery_durable.store.attempts import Attempt, Attempts
+from celery_durable.store.attempts import Attempt, Attempts, Ending
 from celery_durable.store.clock import now_ms
 from celery_durable.store.database import Database
+from celery_durable.store.losses import Losses
 from celery_durable.store.schema import ADMITTED, Tables, build_tables
 
 _numbers = itertools.count(1)
@@ -35,6 +36,14 @@ class Rows:
     def attempts(self) -> Attempts:
         """The statements under test."""
         return Attempts(self.database, self.tables)
+
+    def lose(self, lost: Attempt, *, losses_max: int = 3) -> str:
+        """The worker says that the attempt was lost."""
+
+        def encode(text: str) -> Ending:
+            return Ending("application/json", "utf-8", b"{}", error=text)
+
+        return self.attempts.lose(lost, "its process died", Losses(self.tables, losses_max=losses_max, encode=encode))
 
     def admit(self, operation_id: str | None = None, *, policy: dict[str, Any] | None = None, **columns: Any) -> str:
         """Inserts an admitted operation and returns its ID."""

@@ -150,9 +150,9 @@ def test_a_loss_is_counted_once(rows: Rows) -> None:
     """A23: by the worker or by a dispatcher, whoever comes first."""
     operation_id = rows.admit(account="acme")
     start(rows, operation_id)
-    assert rows.attempts.lose(attempt(operation_id), BROKEN, losses_max=3) == "retrying"
+    assert rows.lose(attempt(operation_id)) == "retrying"
     with pytest.raises(AlreadySettled) as refused:
-        rows.attempts.lose(attempt(operation_id), BROKEN, losses_max=3)
+        rows.lose(attempt(operation_id))
     assert refused.value.settled_as == "lost"
     assert (rows.row(operation_id).worker_losses, len(rows.history(operation_id)), rows.wakes()) == (1, 1, [])
 
@@ -161,7 +161,7 @@ def test_a_settle_is_refused_to_a_token_that_is_gone(rows: Rows) -> None:
     """A24, C3: a stale worker cannot settle, and so cannot free its successor's permit."""
     operation_id = rows.admit(account="acme")
     start(rows, operation_id)
-    rows.attempts.lose(attempt(operation_id), BROKEN, losses_max=3)
+    rows.lose(attempt(operation_id))
     with rows.database.transaction() as connection:
         connection.execute(update(rows.tables.operations).values(state="admitted"))
     start(rows, operation_id, number=2, token="successor")
@@ -189,7 +189,7 @@ def test_success_and_failure_of_one_attempt_exclude_each_other(rows: Rows) -> No
         rows.attempts.fail(attempt(operation_id), BROKEN)
     assert refused.value.settled_as == "succeeded"
     with pytest.raises(AlreadySettled) as refused:
-        rows.attempts.lose(attempt(operation_id), BROKEN, losses_max=3)
+        rows.lose(attempt(operation_id))
     assert refused.value.settled_as == "succeeded"
 
 
@@ -236,7 +236,7 @@ def test_a_cancel_request_wins_over_running_again(rows: Rows) -> None:
     again = message(retried)
     assert rows.attempts.retry(attempt(retried), again, BROKEN, requeue=False) == "cancelled"
     assert rows.attempts.repeat(attempt(repeated), BROKEN) == "cancelled"
-    assert rows.attempts.lose(attempt(lost), BROKEN, losses_max=3) == "cancelled"
+    assert rows.lose(attempt(lost)) == "cancelled"
     for operation_id in (retried, repeated, lost):
         row = rows.row(operation_id)
         assert (row.state, row.attempt, row.due_at, row.alive_until) == ("cancelled", 1, None, None)
@@ -249,21 +249,33 @@ def test_losses_are_counted_and_capped(rows: Rows) -> None:
     """C1, C11: apart from Celery's retries, by the policy's cap, or the setting's."""
     operation_id = rows.admit(policy={"max_worker_losses": 1})
     start(rows, operation_id)
-    assert rows.attempts.lose(attempt(operation_id), BROKEN, losses_max=99) == "retrying"
+    assert rows.lose(attempt(operation_id), losses_max=99) == "retrying"
     row = rows.row(operation_id)
     assert (row.attempt, row.retries, row.worker_losses, row.result) == (2, 0, 1, None)
     assert row.due_at <= rows.now()
     with rows.database.transaction() as connection:
         connection.execute(update(rows.tables.operations).values(state="admitted"))
     start(rows, operation_id, number=2)
-    assert rows.attempts.lose(attempt(operation_id, 2), BROKEN, losses_max=99) == "failed"
+    assert rows.lose(attempt(operation_id, 2), losses_max=99) == "failed"
     row = rows.row(operation_id)
     assert (row.state, row.attempt, row.worker_losses, row.result, row.due_at) == ("failed", 2, 2, b"{}", None)
     assert row.ended_at is not None
     assert [entry.outcome for entry in rows.history(operation_id)] == ["lost", "lost"]
     never = rows.admit()
     start(rows, never)
-    assert rows.attempts.lose(attempt(never), BROKEN, losses_max=0) == "failed"
+    assert rows.lose(attempt(never), losses_max=0) == "failed"
+
+
+def test_a_stale_failure_is_not_taken_for_the_loss_that_failed_it(rows: Rows) -> None:
+    """C3: the operation failed, but not by this body's exception: its settle is refused, and it is told as what."""
+    operation_id = rows.admit()
+    start(rows, operation_id)
+    assert rows.lose(attempt(operation_id), losses_max=0) == "failed"
+    with pytest.raises(AlreadySettled) as refused:
+        rows.attempts.fail(attempt(operation_id), BROKEN)
+    assert refused.value.settled_as == "failed"
+    assert rows.row(operation_id).error.endswith("raise max_worker_losses")
+    assert [entry.outcome for entry in rows.history(operation_id)] == ["lost"]
 
 
 def test_revoke_ends_what_was_not_started_or_is_its_own(rows: Rows) -> None:
