@@ -24,7 +24,7 @@ from celery_durable.permits.messages import (
     Reason,
     ReplyGroup,
 )
-from holder_service.account import AccountState, Client
+from holder_service.account import AccountState, Client, Pair
 from holder_service.allocation import Allocation, Terms
 from holder_service.footprint import held, show, wants_ack
 from holder_service.intake import Refusal, Work, begin_epoch, counted_nothing, forfeit, forget_forfeits, take
@@ -343,13 +343,19 @@ def _forget_idle(work: Work) -> None:
     """Drops pairs and clients that hold nothing and wait for nothing. A forfeited client may come back: it stays."""
     clients = work.state.clients
     for name, client in list(clients.items()):
-        idle = [group for group, pair in client.pairs.items() if not (pair.offered or pair.waiting or held(pair))]
+        idle = [group for group, pair in client.pairs.items() if _is_idle(client, pair)]
         for group in idle:
             del client.pairs[group]
         if not client.pairs and not client.unknown and not client.must_ack:
             del clients[name]
         if idle or name not in clients:
             work.changed = True
+
+
+def _is_idle(client: Client, pair: Pair) -> bool:
+    """Nothing is held or wanted. While the client is asked about a lost grant, the pair keeps its next claim window."""
+    lost_a_grant = bool(pair.window_ms and client.must_ack)
+    return not (pair.offered or pair.waiting or held(pair) or lost_a_grant)
 
 
 def _due_at_ms(state: AccountState, settings: SemaphoreSettings) -> int | None:

@@ -118,16 +118,37 @@ def test_a_client_not_heard_of_for_5_seconds_gets_a_grant():
 def test_claim_windows_double_up_to_ten_minutes_and_demand_is_forgotten():
     holder = Holder()
     windows = []
-    for _ in range(9):
+    for _ in range(7):
         holder.decide(holder.report("a", waits(1)), command(Pause, seq=2 * len(windows) + 1))
         holder.decide(command(Resume, seq=2 * len(windows) + 2), later_ms=6_000)
         assert holder.replies["a"].groups[0].offered == 1
         (pair,) = holder.state.clients["a"].pairs.values()
         windows.append(pair.offered_until_ms - holder.now_ms)
-        holder.decide(later_ms=windows[-1])
-        assert holder.state.clients["a"].must_ack
-        assert not any(pair.waiting for pair in holder.state.clients["a"].pairs.values())
-    assert windows[0] == 10_000
+        holder.decide(later_ms=windows[-1] - 1)
+        assert holder.replies.get("a") is None or holder.replies["a"].groups[0].offered == 1
+        holder.decide(later_ms=1)
+        assert holder.replies["a"].groups == ()
+        if client := holder.state.clients.get("a"):
+            assert client.must_ack
+            assert client.pairs[""].waiting == 0
+    assert windows == [10_000, 20_000, 40_000, 80_000, 160_000, 320_000, 600_000]
+    assert not holder.state.clients, "silent for its reporting lifetime: it is not kept for its window's sake"
+
+
+def test_a_claimed_grant_begins_with_the_shortest_window_again():
+    holder = Holder()
+    windows = []
+    for claims in (False, True, False):
+        holder.decide(holder.report("a", waits(1)), command(Pause, seq=2 * len(windows) + 1))
+        holder.decide(command(Resume, seq=2 * len(windows) + 2), later_ms=6_000)
+        pair = holder.state.clients["a"].pairs[""]
+        windows.append(pair.offered_until_ms - holder.now_ms)
+        if claims:
+            holder.decide(holder.report("a", waits(1)))
+            holder.decide(holder.report("a", ReportGroup(claimed=1, released=1, keeps=0)))
+        else:
+            holder.decide(later_ms=windows[-1])
+    assert windows == [10_000, 20_000, 10_000]
 
 
 def test_a_reply_that_wants_an_acknowledgement_is_repeated_and_backs_off():
