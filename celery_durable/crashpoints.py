@@ -60,8 +60,8 @@ COMMITS = (
     "go.accounts",
 )
 """Every transaction and every writing statement in autocommit, in any process."""
-PUBLISHES = ("delivery.message", "events.message", "relay.message")
-"""Every message that is given to the Celery broker or to Kafka."""
+PUBLISHES = ("delivery.message", "events.message", "relay.message", "worker.outcome")
+"""Every message to the Celery broker or to Kafka, and each outcome that the app's own result backend is told."""
 ACKNOWLEDGEMENTS = ("relay.message", "reader.offset", "worker.message")
 """Kafka's delivery report, the witness of what SQL has read of a topic, and the Celery message of an attempt."""
 

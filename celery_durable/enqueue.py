@@ -111,8 +111,8 @@ def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
 def _one_insert(runtime: Runtime) -> Iterator[Connection]:
     # On PostgreSQL it is one statement, atomic by itself: autocommit saves the round trips of BEGIN and COMMIT.
     database = runtime.database
-    begin = database.one_write if database.dialect == "postgresql" else database.transaction
-    with transactions.database_errors(runtime), begin("enqueue.one") as connection:
+    alone = database.one_write if database.dialect == "postgresql" else database.transaction
+    with transactions.database_errors(runtime), alone("enqueue.one") as connection:
         transactions.require_own(runtime, connection)
         yield connection
 

@@ -13,6 +13,7 @@ from typing import Any
 from celery import states
 from celery.utils.log import get_logger
 
+from celery_durable.crashpoints import crashpoint
 from celery_durable.message import RUN_HEADER
 from celery_durable.results import DurableBackend
 from celery_durable.store.schema import CANCELLED, FAILED, RETRYING, SCHEDULED, SUCCEEDED
@@ -174,7 +175,9 @@ class SettlingBackend(DurableBackend):
             if target is None:
                 without()
             else:
+                crashpoint("worker.outcome", "before_publish")
                 forward(target)
+                crashpoint("worker.outcome", "after_publish")
         except Exception:
             if run is None and header is None:
                 raise

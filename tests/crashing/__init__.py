@@ -1,0 +1,1 @@
+"""Crashes of real processes at named crash points (``celery_durable.crashpoints``)."""
