@@ -41,10 +41,14 @@ def keep(pair: Pair, keeps: int) -> bool:
 def show(client: Client, pair: Pair, version: int, permits: int, turn_ms: int | None = None) -> None:
     """Gives the pair ``permits`` in the client's next reply, which has ``version``. The old entries count on."""
     newest = pair.newest
-    if (newest.permits, newest.claims, newest.turn_ms) == (permits, None, turn_ms):
-        return
+    if (newest.permits, newest.claims, newest.turn_ms) != (permits, None, turn_ms):
+        show_anew(client, pair, version, permits, turn_ms)
+
+
+def show_anew(client: Client, pair: Pair, version: int, permits: int, turn_ms: int | None = None) -> None:
+    """As :func:`show`, with an entry of its own where the newest one says the same."""
     client.dirty = True
-    if pair.entries and newest.version == version:
+    if pair.entries and pair.newest.version == version:
         pair.entries.pop()
     pair.entries.append(Entry(version, permits, None, turn_ms))
     if len(pair.entries) > ENTRIES_MAX:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from celery_durable.permits.messages import AccountReport, Command, Forfeit, Pause, ReportGroup, SetLimit
 from holder_service.account import AccountState, Client, Pair
-from holder_service.footprint import acknowledge, held, keep, show
+from holder_service.footprint import acknowledge, held, keep, show_anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,17 @@ def begin_epoch(state: AccountState, epoch: int) -> AccountState:
 
 
 def forfeit(work: Work, client: Client) -> None:
-    """Counts nothing of the client any more, and tells it to stop, should it ever listen."""
+    """Counts nothing of the client any more, and tells it to stop, should it ever listen.
+
+    In a new version, even if it was told so before: when it comes back, that is what tells a copy of the command from
+    a new one.
+    """
     client.forfeited, client.dirty = True, True
     client.must_ack = 0
     for pair in client.pairs.values():
         pair.waiting = pair.claiming = pair.window_ms = 0
         pair.end_grant()
-        show(client, pair, work.version, 0)
+        show_anew(client, pair, work.version, 0)
     work.changed = True
 
 
@@ -96,7 +100,7 @@ def _take_report(work: Work, report: AccountReport) -> None:
     if client is None:
         client = work.state.clients[report.client_id] = Client(report.incarnation, sent=work.version, dirty=True)
         work.declared_changed = True
-        if (ack is not None and report.groups) or any(group.claimed > group.released for group in report.groups):
+        if ack is not None and report.groups:
             client.must_ack = work.version
     elif client.forfeited:
         # It lives. What it holds counts again, until it acknowledges that it was told to stop.
@@ -131,6 +135,9 @@ def _take_groups(work: Work, client: Client, report: AccountReport) -> None:
         pair = client.pairs.get(name)
         if pair is None:
             pair = client.pairs[name] = Pair(served=behind)
+        if group.claimed - group.released > held(pair):
+            # More than it was given, as far as is known: an old copy, or a holder that forgot. A living client tells.
+            client.must_ack, client.dirty = work.version, True
         pair.claimed, pair.used, pair.waiting = group.claimed, group.claimed - group.released, group.waiting
         if group.keeps is not None and keep(pair, group.keeps):
             client.dirty = True
