@@ -15,7 +15,17 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from celery_durable.permits.messages import AccountReply
-from celery_durable.permits.queue import GroupCounts, Outcome, Plan, QueueSettings, finish, plan, seal
+from celery_durable.permits.queue import (
+    AccountState,
+    GroupCounts,
+    Outcome,
+    Plan,
+    QueueSettings,
+    finish,
+    new_account,
+    plan,
+    seal,
+)
 from celery_durable.runtime import Runtime
 from celery_durable.store import counters, outbox
 from celery_durable.store.accounts import REPORT_SEQ, Accounts, AccountWrite, client_identity
@@ -51,7 +61,8 @@ class _Failure:
 class _Batch:
     """What one transaction did with its accounts."""
 
-    locked: int = 0
+    done: int = 0
+    """Accounts that were brought up to date: neither locked by others nor failed."""
     admitted: list[Admitted] = field(default_factory=list)
     failed: dict[str, Exception] = field(default_factory=dict)
 
@@ -101,7 +112,7 @@ class Passes:
             batch = self._bring_up_to_date(transaction, chosen, {})
         self._hand_over(batch.admitted)
         self._note(chosen, batch)
-        return None if batch.locked else CONTENTION_PAUSE_S
+        return None if batch.done else CONTENTION_PAUSE_S
 
     def apply_replies(self, connection: Connection, replies: Sequence[AccountReply]) -> AfterCommit:
         """Applies the holder's replies in the caller's transaction, waiting for the accounts' locks.
@@ -146,37 +157,41 @@ class Passes:
     def _bring_up_to_date(
         self, connection: Connection, accounts: Sequence[str], replies: Mapping[str, AccountReply]
     ) -> _Batch:
-        batch = _Batch()
+        # Outside of the savepoint, whose rollback would unlock them: they must not be waited for again once the counter
+        # is locked (see ``_sealed``).
+        locked = self._accounts.lock(connection, accounts, wait=bool(replies))
         core = self._core_settings(connection)
-        try:
-            with connection.begin_nested():
-                self._pass(connection, accounts, replies, core, batch)
-        except (OperationalError, InterfaceError):
-            raise
-        except Exception as error:  # noqa: BLE001 - one failing account must not stop the others
-            batch = _Batch(failed={accounts[0]: error})
-            if len(accounts) == 1:
-                return batch
-            batch.failed.clear()
-            for account in accounts:
-                own = {account: replies[account]} if account in replies else {}
-                alone = self._bring_up_to_date(connection, [account], own)
-                batch.locked += alone.locked
-                batch.admitted += alone.admitted
-                batch.failed |= alone.failed
+        batch = _Batch()
+        left = [list(locked)] if locked else []
+        while left:
+            some = left.pop()
+            try:
+                with connection.begin_nested():
+                    batch.admitted += self._pass(connection, {key: locked[key] for key in some}, replies, core)
+                batch.done += len(some)
+            except (OperationalError, InterfaceError):
+                raise
+            except Exception as error:  # noqa: BLE001 - one failing account must not stop the others
+                if len(some) > 1:
+                    left = [[account] for account in reversed(some)]
+                    continue
+                batch.failed[some[0]] = error
+        # The row of an account that fails stays as it was: absent, if it was made for this.
+        self._accounts.delete(connection, [account for account in batch.failed if locked[account] is None])
         return batch
 
     def _pass(
         self,
         connection: Connection,
-        accounts: Sequence[str],
+        locked: Mapping[str, str | None],
         replies: Mapping[str, AccountReply],
         core: QueueSettings,
-        batch: _Batch,
-    ) -> None:
-        states = self._accounts.lock(connection, accounts, wait=bool(replies))
-        if not states:
-            return
+    ) -> list[Admitted]:
+        """Brings locked accounts up to date. Returns what it admitted."""
+        states = {
+            account: new_account(account) if state is None else AccountState.from_json(state)
+            for account, state in locked.items()
+        }
         declared = self._accounts.take_wakes(connection, states)
         now_ms, seq_newest = self._accounts.clock(connection)
         counts = self._accounts.counts(connection, states)
@@ -201,8 +216,7 @@ class Passes:
             for account, one in plans.items()
         }
         self._write(connection, self._sealed(connection, outcomes, core), replies, again)
-        batch.locked = len(states)
-        batch.admitted = [one for groups in admitted.values() for rows in groups.values() for one in rows]
+        return [one for groups in admitted.values() for rows in groups.values() for one in rows]
 
     def _admit(
         self,

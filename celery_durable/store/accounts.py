@@ -137,8 +137,11 @@ class Accounts:
             accounts.append(account)
         return accounts, float("inf")
 
-    def lock(self, connection: Connection, keys: Collection[str], *, wait: bool) -> dict[str, AccountState]:
+    def lock(self, connection: Connection, keys: Collection[str], *, wait: bool) -> dict[str, str | None]:
         """Locks the accounts' rows until the transaction ends, creating those that are missing.
+
+        Returns the state of each as it is stored, unread: one that cannot be read is no reason to lock none. None: it
+        had no row before.
 
         :param wait: waits for rows that others hold, in the order of their keys; else leaves them out.
         """
@@ -150,16 +153,15 @@ class Accounts:
             .with_for_update(skip_locked=not wait)
         )
         new = insert_new(self._dialect, accounts).returning(accounts.c.account)
-        locked: dict[str, AccountState] = {}
+        locked: dict[str, str | None] = {}
         while True:
-            locked.update((row.account, AccountState.from_json(row.state)) for row in connection.execute(statement))
+            locked.update((row.account, row.state) for row in connection.execute(statement))
             missing = [key for key in sorted(keys) if key not in locked]
             if not missing:
                 return locked
-            states = {key: new_account(key) for key in missing}
-            rows = [{"account": key, "state": state.to_json()} for key, state in states.items()]
-            created = set(connection.scalars(new, rows))
-            locked.update((key, states[key]) for key in created)
+            rows = [{"account": key, "state": new_account(key).to_json()} for key in missing]
+            created = connection.scalars(new, rows).all()
+            locked.update(dict.fromkeys(created))
             if not wait or len(created) == len(missing):
                 return locked
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -43,6 +43,18 @@ def until(condition: Callable[[], Any], deadline_s: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the deadline has passed"
         time.sleep(0.01)
+
+
+def fail_for(monkeypatch: pytest.MonkeyPatch, account: str) -> None:
+    """Has every pass of the account fail."""
+    real = passes_module.plan
+
+    def failing(state: Any, *arguments: Any, **options: Any) -> Any:
+        if state.account == account:
+            raise ValueError("no such thing")
+        return real(state, *arguments, **options)
+
+    monkeypatch.setattr(passes_module, "plan", failing)
 
 
 # Admission
@@ -287,14 +299,7 @@ def test_one_failing_account_stops_no_other(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F5: it fails alone, is said, and is tried again later."""
-    real = passes_module.plan
-
-    def failing(state: Any, *arguments: Any, **options: Any) -> Any:
-        if state.account == "bad":
-            raise ValueError("no such thing")
-        return real(state, *arguments, **options)
-
-    monkeypatch.setattr(passes_module, "plan", failing)
+    fail_for(monkeypatch, "bad")
     for account in ("apple", "bad", "zebra"):
         service.add(account, account=account)
     passes = service.passes()
@@ -355,14 +360,7 @@ def test_one_failing_reply_stops_no_other(service: Service, monkeypatch: pytest.
     for account in ("apple", "bad", "zebra"):
         service.add(account, account=account)
     service.run_passes()
-    real = passes_module.plan
-
-    def failing(state: Any, *arguments: Any, **options: Any) -> Any:
-        if state.account == "bad":
-            raise ValueError("no such thing")
-        return real(state, *arguments, **options)
-
-    monkeypatch.setattr(passes_module, "plan", failing)
+    fail_for(monkeypatch, "bad")
     service.apply(*(service.reply(ReplyGroup(permits=1), account=one) for one in ("apple", "bad", "zebra")))
     assert service.ids("admitted") == ["apple", "zebra"]
 
@@ -466,6 +464,32 @@ def test_a_locked_account_is_left_to_who_locked_it(postgresql: Service) -> None:
         applying.result(20)
     assert service.in_use() == 2
     assert service.count("wakes") == 0
+
+
+def test_a_poisoned_reply_makes_no_deadlock(postgresql: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B13: accounts that are done one by one, since one of them fails, keep the locks of all: another dispatcher that
+    came between would wait for the counter of reports while this one waits for its account."""
+    service, other = postgresql, postgresql.again()
+    for account in ("apple", "bad", "zebra"):
+        service.add(account, account=account)
+    service.run_passes()
+    fail_for(monkeypatch, "bad")
+    replies = [service.reply(ReplyGroup(permits=1), account=one, ack_wanted=True) for one in ("apple", "bad", "zebra")]
+    late = other.reply(ReplyGroup(permits=1), account="zebra", ack_wanted=True, version=1_000)
+    real = outbox.stage
+    with ThreadPoolExecutor(1) as threads:
+        applying: list[Future[None]] = []
+
+        def between(connection: Any, table: Any, staged: Any) -> None:
+            real(connection, table, staged)
+            if [one.key for one in staged] == ["apple"] and not applying:
+                applying.append(threads.submit(other.apply, late))
+                until(lambda: _waiting_for_locks(service) > 0)
+
+        monkeypatch.setattr(outbox, "stage", between)
+        service.apply(*replies)
+        applying[0].result(20)
+    assert service.ids("admitted") == ["apple", "zebra"]
 
 
 def _waiting_for_locks(service: Service) -> int:
