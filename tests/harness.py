@@ -27,6 +27,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EMBEDDED, REAL = "embedded", "real"
+EXAMPLE = "tests.example.app"
 REPOSITORY = Path(__file__).resolve().parents[1]
 MOCK_FETCH_WAIT_MS = 5
 """The mock cluster never wakes a waiting fetch: see the setting ``kafka_fetch_wait_max_ms``."""
@@ -134,12 +136,20 @@ class Service:
     """One client: a Celery app with a database and a Celery broker of its own, on the stack's Kafka.
 
     :param settings: settings of celery-durable, over those of the stack.
+    :param module: where the app is, and the ``make_app`` that makes it.
     """
 
     def __init__(
-        self, stack: Stack, name: str, database_url: str, broker: dict[str, Any], settings: dict[str, Any]
+        self,
+        stack: Stack,
+        name: str,
+        database_url: str,
+        broker: dict[str, Any],
+        settings: dict[str, Any],
+        module: str = EXAMPLE,
     ) -> None:
         self.stack = stack
+        self.module = module
         self.name = name
         self.folder = stack.folder / name
         self.folder.mkdir()
@@ -170,9 +180,8 @@ class Service:
     @cached_property
     def app(self) -> Celery:
         """The service's app, for use in the test's own process."""
-        from tests.example.app import make_app
-
-        return make_app(**json.loads(self.env["EXAMPLE_APP"]))
+        app: Celery = import_module(self.module).make_app(**json.loads(self.env["EXAMPLE_APP"]))
+        return app
 
     def task(self, name: str) -> Task:
         """A task of :mod:`tests.example.app` by its short name."""
@@ -191,13 +200,15 @@ class Service:
         label: str = "",
         extra: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        wait: bool = True,
     ) -> Process:
-        """Starts a worker and waits until it is ready."""
+        """Starts a worker and, if ``wait``, waits until it is ready."""
         label = label or f"{self.name}-worker{self.stack.number()}"
         words = ["worker", "--pool", pool, "--concurrency", str(concurrency), "--loglevel", "INFO"]
         words += ["--hostname", f"{label}@localhost", "--without-mingle", "--without-gossip", *extra]
         process = self._start(label, words, env)
-        process.until(lambda: " ready." in process.log_tail(1_000), 60)
+        if wait:
+            process.until(lambda: " ready." in process.log_tail(1_000), 60)
         return process
 
     def dispatcher(self, *, label: str = "", env: Mapping[str, str] | None = None) -> Process:
@@ -217,7 +228,7 @@ class Service:
         )
 
     def _celery(self) -> list[str]:
-        return [sys.executable, "-m", "celery", "-A", "tests.example.app"]
+        return [sys.executable, "-m", "celery", "-A", self.module]
 
     def _start(self, label: str, words: Sequence[str], env: Mapping[str, str] | None = None) -> Process:
         process = Process(label, [*self._celery(), *words], folder=self.folder, env={**self.env, **(env or {})})
@@ -270,9 +281,11 @@ class Stack:
             return {"broker_url": url}
         return {"broker_url": spool.url(self.folder / f"{name}-broker")}
 
-    def service(self, name: str = "billing", *, migrate: bool = True, **settings: Any) -> Service:
+    def service(
+        self, name: str = "billing", *, migrate: bool = True, module: str = EXAMPLE, **settings: Any
+    ) -> Service:
         """A new service, its database migrated, its topics there."""
-        service = Service(self, name, self.new_database(name), self.new_broker(name), settings)
+        service = Service(self, name, self.new_database(name), self.new_broker(name), settings, module)
         runtime = runtime_of(service.app)
         self._handles.callback(runtime.database.dispose)
         if migrate:

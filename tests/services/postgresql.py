@@ -72,6 +72,10 @@ class PostgreSQL:
         self._process.kill()
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
+    def cut_off(self) -> None:
+        """An immediate shutdown: every session is cut off, and the next start recovers from the log."""
+        self._process.stop(signal.SIGQUIT, 30)
+
     def restart(self, *, kill: bool = True) -> None:
         """Ends the server, by SIGKILL or by a fast shutdown, and starts it again on its data."""
         if kill:

@@ -1,0 +1,137 @@
+"""Light work for both services while faults happen, drawn from the seed, and a witness of the machine's own stalls."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from celery_durable.runtime import runtime_of
+from tests.chaos import history
+from tests.chaos.history import Enqueued, Stall
+from tests.chaos.plans import FRESH, WARM, limited
+from tests.harness import Service
+
+SHARED = (limited("shared:one", 1), limited("shared:two", 2), limited("shared:many", 4))
+GROUPED = limited("shared:groups", 3)
+GROUPS = (limited("wf-1", 1), limited("wf-2", 2))
+DOOMED = limited("shared:doomed", 1)
+PROBE_EVERY_S = 0.5
+STALL_S = 1.0
+_RETRY_S = 0.1
+
+
+class Background(threading.Thread):
+    """A thread that goes on until :attr:`stopping` is set."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.stopping = threading.Event()
+
+
+class Load(Background):
+    """Enqueues into one service until it is told to stop; what it has begun to enqueue then is enqueued.
+
+    :param rate: operations a second, beside three probes every :data:`PROBE_EVERY_S`.
+    """
+
+    def __init__(self, service: Service, path: Path, seed: int, *, rate: float) -> None:
+        super().__init__(f"load-{service.name}")
+        self._service = service
+        self._path = path
+        self._rng = random.Random(f"load {seed} {service.name}")
+        self._rate = rate
+        self._probes = 0
+        self.failure: BaseException | None = None
+        """What ended it, if that was not :attr:`stopping`."""
+
+    def run(self) -> None:
+        """The thread's body."""
+        try:
+            probe_at_s = time.monotonic()
+            while not self.stopping.wait(self._rng.expovariate(self._rate)):
+                self._work()
+                if time.monotonic() >= probe_at_s:
+                    self._probe()
+                    probe_at_s = time.monotonic() + PROBE_EVERY_S
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _work(self) -> None:
+        own = limited(f"{self._service.name}:own", 2)
+        plan = self._rng.choices(("succeed", "fail", "retry", "requeue", "die"), (85, 4, 5, 4, 2))[0]
+        duration_s = self._rng.choices((0.05, 0.3, 1.0, 7.0), (50, 35, 13, 2))[0]
+        if plan == "die":
+            self._enqueue("die", plan, 0.05, DOOMED, "")
+        elif self._rng.random() < 0.3:
+            self._enqueue("grouped", plan, duration_s, GROUPED, self._rng.choice(GROUPS))
+        elif self._rng.random() < 0.1:
+            self._enqueue("plain", plan, duration_s, "", "")
+        else:
+            self._enqueue("permit", plan, duration_s, self._rng.choice((*SHARED, own)), "")
+
+    def warm_up(self) -> None:
+        """Enqueues the first operation of the account that is to have a lease."""
+        self._enqueue("permit", "succeed", 0, limited(f"{WARM}:{self._service.name}", 4), "")
+
+    def _probe(self) -> None:
+        self._probes += 1
+        name = self._service.name
+        self._enqueue("permit", "succeed", 0, limited(f"{FRESH}:{name}-{self._probes}", 1), "")
+        self._enqueue("permit", "succeed", 0, limited(f"{WARM}:{name}", 4), "")
+        self._enqueue("plain", "succeed", 0, "", "")
+
+    def _enqueue(self, task: str, plan: str, duration_s: float, account: str, group: str) -> None:
+        """Again under the same ID until it is committed: the same call twice is one operation."""
+        found = self._service.app.tasks[f"chaos.{task}"]
+        operation = f"{self._service.name}-{uuid.UUID(int=self._rng.getrandbits(128)).hex[:16]}"
+        while True:
+            try:
+                found.apply_async((plan, duration_s, account, group), task_id=operation)
+            except DBAPIError:
+                time.sleep(_RETRY_S)
+            else:
+                break
+        history.write(
+            self._path,
+            Enqueued(operation=operation, service=self._service.name, plan=plan, account=account, group=group),
+        )
+
+
+class Witness(Background):
+    """Notes when the machine did not run this thread, or a service's database did not answer, for :data:`STALL_S`."""
+
+    def __init__(self, services: list[Service], path: Path, *, excused: Callable[[], bool]) -> None:
+        """:param excused: whether the database is away by a fault of the driver's own."""
+        super().__init__("witness")
+        self._services = services
+        self._path = path
+        self._excused = excused
+
+    def run(self) -> None:
+        """The thread's body."""
+        before_s = time.monotonic()
+        while not self.stopping.wait(0.1):
+            self._note("the driver's thread", before_s)
+            for service in self._services:
+                begun_s = time.monotonic()
+                try:
+                    with runtime_of(service.app).database.reading() as connection:
+                        connection.execute(text("SELECT 1"))
+                except DBAPIError:
+                    continue
+                if not self._excused():
+                    self._note(f"the database of {service.name}", begun_s)
+            before_s = time.monotonic()
+
+    def _note(self, what: str, since_s: float) -> None:
+        lasted_s = time.monotonic() - since_s
+        if lasted_s > STALL_S:
+            history.write(self._path, Stall(what=what, lasted_s=round(lasted_s, 3)))

@@ -1,0 +1,89 @@
+"""One chaos run from its first process to its verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos import history
+from tests.chaos.checker import Verdict, check
+from tests.chaos.driver import Driver
+from tests.chaos.faults import Broker, PlannedFault, draw
+from tests.chaos.figures import Recovery, recoveries
+from tests.chaos.rest import at_rest, final
+from tests.chaos.system import HEARTBEAT_TIMEOUT_S, System
+
+PROTOCOLS = ("classic", "consumer")
+REST_DEADLINE_S = 150.0
+"""After the last fault everything must have ended, and all messages been sent, within this."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run showed."""
+
+    seed: int
+    broker: Broker
+    protocol: str
+    planned: Sequence[PlannedFault]
+    seconds: float
+    rested: bool
+    """Whether it came to rest in time."""
+    rest_s: float
+    operations: int
+    verdict: Verdict
+    figures: Mapping[str, Recovery]
+
+    @property
+    def good(self) -> bool:
+        """Nothing was violated, and every check looked at something."""
+        return not self.verdict.violations and not self.verdict.blind()
+
+    @property
+    def command(self) -> str:
+        """What makes the same faults and the same load again."""
+        return (
+            f"make chaos SEED={self.seed} MINUTES={self.seconds / 60:g} BROKER={self.broker} PROTOCOL={self.protocol}"
+        )
+
+
+def run(
+    folder: Path,
+    *,
+    seed: int,
+    seconds: float,
+    broker: Broker,
+    protocol: str | None = None,
+    say: Callable[[str], None] = lambda _text: None,
+) -> Outcome:
+    """Starts everything in ``folder``, makes the faults of the seed for ``seconds``, waits for rest and judges.
+
+    :param protocol: the Kafka group protocol; None: by the seed.
+    :raises ServiceUnavailable: a server that it needs cannot be run here.
+    """
+    protocol = PROTOCOLS[seed % len(PROTOCOLS)] if protocol is None else protocol
+    planned = draw(seed, seconds, broker)
+    with System(folder, broker, protocol) as system:
+        driver = Driver(system, planned, seed, say=say)
+        driver.run()
+        faults_over_s = time.monotonic()
+        rested = driver.settle(lambda: at_rest(system), REST_DEADLINE_S)
+        rest_s = time.monotonic() - faults_over_s
+        say(f"{'came' if rested else 'did NOT come'} to rest in {rest_s:.1f} s")
+        end = final(system)
+    events = history.read(system.history)
+    verdict = check(events, end, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
+    return Outcome(
+        seed=seed,
+        broker=broker,
+        protocol=protocol,
+        planned=planned,
+        seconds=seconds,
+        rested=rested,
+        rest_s=rest_s,
+        operations=verdict.looked["operations"],
+        verdict=verdict,
+        figures=recoveries(events, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S),
+    )
