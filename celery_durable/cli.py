@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
+
+from celery_durable import spool
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-CONFIGURATION_ERROR = 2
 FAILED = 1
 LINES_MAX = 1_000_000
 
@@ -30,9 +31,33 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
-def _fail(error: Exception, code: int) -> NoReturn:
-    click.echo(f"Error: {' '.join(str(error).split())}", err=True)
-    sys.exit(code)
+def _refuse_plainly() -> None:
+    """Has Celery's command line print a wrong declaration in the app's module as it prints one found later.
+
+    While it loads the app it prints the traceback of whatever is raised. This module is a plugin, loaded just before.
+    """
+    celery_cli = sys.modules.get("celery.bin.celery")
+    find_app = getattr(celery_cli, "find_app", None)
+    if celery_cli is None or find_app is None or hasattr(find_app, "__wrapped__"):
+        return
+
+    @wraps(find_app)
+    def find_app_plainly(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return find_app(*args, **kwargs)
+        except Exception as error:
+            from celery_durable.errors import ConfigurationError
+
+            if not isinstance(error, ConfigurationError):
+                raise
+            error.show()
+            sys.exit(error.exit_code)
+
+    celery_cli.find_app = find_app_plainly  # type: ignore[attr-defined]
+
+
+_refuse_plainly()
+spool.register()  # for commands that load no durable task
 
 
 def _plainly(command: Callable[P, int | None]) -> Callable[P, None]:
@@ -44,10 +69,11 @@ def _plainly(command: Callable[P, int | None]) -> Callable[P, None]:
 
         try:
             code = command(*args, **kwargs)
-        except ConfigurationError as error:
-            _fail(error, CONFIGURATION_ERROR)
+        except ConfigurationError:
+            raise  # click prints it
         except DurableError as error:
-            _fail(error, FAILED)
+            click.echo(f"Error: {' '.join(str(error).split())}", err=True)
+            sys.exit(FAILED)
         if code:
             sys.exit(code)
 
@@ -58,6 +84,7 @@ def _app(context: click.Context) -> Celery:
     if context.find_root().params.get("app") is None:
         raise click.UsageError("which app? Use: celery -A <module> durable …, or set the environment variable APP")
     app: Celery = context.obj.app
+    app.loader.import_default_modules()
     app.finalize()  # the tasks' declarations are checked when they are bound
     return app
 

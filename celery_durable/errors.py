@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import click
+
 
 class DurableError(Exception):
     """Base class of all errors of celery-durable."""
 
 
-class ConfigurationError(DurableError):
-    """A setting, a task's declaration or the surroundings are wrong; processes print it in one line and exit 2."""
+class ConfigurationError(DurableError, click.ClickException):
+    """A setting, a task's declaration or the surroundings are wrong; processes print it in one line and exit 2.
+
+    It is one of click's errors, so that every command of Celery prints it so: a worker checks declarations before any
+    signal that we could catch it in.
+    """
+
+    exit_code = 2
+
+    def format_message(self) -> str:
+        """The message as one line."""
+        return " ".join(self.message.split())
 
 
 class SchemaError(ConfigurationError):

@@ -1,4 +1,4 @@
-"""Has a worker refuse to start where it could run no durable task: a wrong setting, or a database that is not ready."""
+"""Has a worker, or a beat, refuse to start where no durable task could run: a wrong setting, a database not ready."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 
 from celery import signals
 
-CONFIGURATION_ERROR = 2
-
 
 def register() -> None:
-    """Checks every worker of this process that starts with durable tasks. Cheap; may be called again."""
-    signals.worker_init.connect(_check, weak=False, dispatch_uid="celery-durable")
+    """Checks every worker or beat of this process that starts with durable tasks. Cheap; may be called again."""
+    for starting in (signals.worker_init, signals.beat_init):
+        starting.connect(_check, weak=False, dispatch_uid="celery-durable")
 
 
 def _check(sender: Any, **_: Any) -> None:
@@ -32,6 +31,5 @@ def _check(sender: Any, **_: Any) -> None:
             require_own(runtime, connection)
         runtime.database.dispose()  # the children that are forked must find no connection
     except ConfigurationError as error:
-        # Celery logs what a receiver raises, and goes on, unless it is this.
-        sys.stderr.write(f"Error: {' '.join(str(error).split())}\n")
-        sys.exit(CONFIGURATION_ERROR)
+        error.show()
+        sys.exit(error.exit_code)  # Celery logs what else a receiver raises, and goes on

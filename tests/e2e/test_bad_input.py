@@ -109,6 +109,89 @@ def test_a_dispatcher_of_a_wrong_declaration_exits_2(shop: Shop) -> None:
     assert_refused(shop.celery("durable", "dispatcher"), "shop.charge: limit = -1", "give a whole number from 0")
 
 
+COMMANDS = {
+    "prefork": ("worker", "--pool", "prefork"),
+    "threads": ("worker", "--pool", "threads"),
+    "solo": ("worker", "--pool", "solo"),
+    "beat": ("beat",),
+    "dispatcher": ("durable", "dispatcher"),
+    "ps": ("durable", "ps"),
+}
+
+
+@pytest.mark.parametrize("options", DECLARED)
+def test_a_worker_of_a_wrong_declaration_exits_2(shop: Shop, options: str) -> None:
+    """With Celery's own decorator, which makes its tasks late: found when the worker starts, in one line."""
+    (shop.folder / "shop.py").write_text(SHOP.replace('account="tenant:{tenant}", limit=2', options))
+    assert_refused(shop.celery("worker", "--pool", "solo"), "shop.charge: ", *DECLARED[options])
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_every_command_refuses_a_wrong_declaration_wherever_it_stands(shop: Shop, command: tuple[str, ...]) -> None:
+    """In the app's module, late or raised while it is imported; in a module that the app includes or discovers."""
+    late = SHOP.replace("tenant, amount", "tenent, amount")
+    early = late.replace("app.task(base=DurableTask, ", "durable_task(")
+    assert early != late != SHOP
+    lazy = SHOP[: SHOP.index("@app.task")]
+    package = shop.folder / "pages"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "tasks.py").write_text(
+        "from celery_durable import durable_task\n"
+        '@durable_task(account="tenant:{tenant}")\ndef charge(tenent, amount): ...\n'
+    )
+    apps = {
+        "late": (late, "shop.charge"),
+        "early": (early, "shop.charge"),
+        "included": (lazy + 'app.conf.include = ["pages.tasks"]\n', "pages.tasks.charge"),
+        "discovered": (lazy + 'app.autodiscover_tasks(["pages"])\n', "pages.tasks.charge"),
+    }
+    for module, (text, _) in apps.items():
+        (shop.folder / f"{module}.py").write_text(text)
+
+    def run(module: str) -> subprocess.CompletedProcess[str]:
+        return shop.run("-W", "ignore", "-m", "celery", "-A", module, *command)
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(run, apps))
+    for done, (module, (_, task)) in zip(runs, apps.items(), strict=True):
+        name = task.replace("shop", module)
+        assert_refused(done, f"{name}: account = 'tenant:{{tenant}}'", "'tenant' is no argument", "'tenent'?")
+
+
+def test_an_app_that_does_not_load_for_another_reason_is_left_to_celery(shop: Shop) -> None:
+    """Whoever looks for a fault of the app's own needs its traceback."""
+    (shop.folder / "shop.py").write_text("raise ValueError('a fault of the app')")
+    done = shop.celery("inspect", "ping")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert "ValueError: a fault of the app" in done.stderr
+
+
+def test_a_command_that_asks_the_workers_needs_no_right_declaration(shop: Shop) -> None:
+    """``celery inspect`` binds no task; what fails while the app is imported is one line there too."""
+    late = SHOP.replace("limit=2", "limit=-1")
+    (shop.folder / "shop.py").write_text(late)
+    done = shop.celery("inspect", "-t", "0.1", "ping")
+    assert "No nodes replied" in done.stderr
+    (shop.folder / "shop.py").write_text(late.replace("app.task(base=DurableTask, ", "durable_task("))
+    assert_refused(shop.celery("inspect", "-t", "0.1", "ping"), "shop.charge: limit = -1", "from 0")
+
+
+def test_plain_python_raises_the_error_as_it_is(shop: Shop) -> None:
+    """Only Celery's command line ends: a program that imports the module may catch what is wrong with it."""
+    (shop.folder / "shop.py").write_text(
+        SHOP.replace("limit=2", "limit=-1").replace("app.task(base=DurableTask, ", "durable_task(")
+    )
+    caught = "from celery_durable import ConfigurationError\ntry:\n    import shop\n"
+    caught += "except ConfigurationError as error:\n    print(error)"
+    done = shop.run("-c", caught)
+    assert done.stdout == "shop.charge: limit = -1: give a whole number from 0 to 1000000000\n", done.stderr
+    done = shop.run("shop.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("celery_durable.errors.ConfigurationError: __main__.charge: limit")
+
+
 def test_a_wrong_call_is_refused_and_writes_nothing(shop: Shop) -> None:
     """Empty account: refused at the call, and nothing is written."""
     assert shop.celery("durable", "migrate").returncode == 0
@@ -151,11 +234,9 @@ for act in (
     assert shop.celery("durable", "ps").stdout == "No operations.\n"
 
 
-@pytest.mark.parametrize(
-    "command", [("durable", "dispatcher"), ("worker", "--pool", "solo")], ids=lambda words: words[0]
-)
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_without_a_database_or_a_schema_a_process_exits_2(tmp_path: Path, command: tuple[str, ...]) -> None:
-    """Missing database, a setting out of bounds, schema missing: dispatcher and worker refuse to start."""
+    """Missing database, a setting out of bounds, schema missing: every process refuses to start."""
     cases: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"database_url": None}, ("database_url is not set", "Set CELERY_DURABLE_DATABASE_URL")),
         (
