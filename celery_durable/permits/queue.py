@@ -226,7 +226,8 @@ def finish(
             groups[name].claimed += number
             groups[name].used_at_ms = now_ms
             before = counts[name]
-            after[name] = GroupCounts(before.in_use + number, before.waiting - number, before.oldest_wait_ms)
+            waiting = before.waiting - number
+            after[name] = GroupCounts(before.in_use + number, waiting, before.oldest_wait_ms if waiting else 0)
     fell = _give_back(groups, after, now_ms, settings)
     reported = {} if plan.state.report is None else plan.state.report.groups
     for name in [name for name, group in groups.items() if name not in reported and _is_empty(group, after.get(name))]:

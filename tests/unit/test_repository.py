@@ -115,8 +115,10 @@ def test_the_wheel_carries_types_migrations_topics_and_the_licence(wheel: set[st
     assert {"celery_durable/py.typed", "holder_service/py.typed"} <= wheel
     for package in ("celery_durable/store", "holder_service"):
         assert f"{package}/migrations/versions/v0001_first_tables.py" in wheel
-    topics = {path.relative_to(REPOSITORY / "topics").as_posix() for path in (REPOSITORY / "topics").rglob("*.yaml")}
-    assert topics
-    assert {f"celery_durable/_topics/{name}" for name in topics} <= wheel
+    topics = [path for path in (REPOSITORY / "topics").rglob("*") if path.is_file()]
+    assert {path.suffix for path in topics} == {".yaml", ".json", ".md"}
+    names = {path.relative_to(REPOSITORY / "topics").as_posix() for path in topics}
+    assert {f"celery_durable/_topics/{name}" for name in names} <= wheel
+    assert {"schemas/AccountReport.json", "vectors/client-first-operation.json", "protocol.md"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in wheel)
     assert not any(name.startswith(("tests/", "docs/", "examples/")) for name in wheel)

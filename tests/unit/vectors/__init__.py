@@ -1,0 +1,1 @@
+"""The protocol vectors of topics/vectors against both pure cores."""
