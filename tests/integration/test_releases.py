@@ -43,8 +43,10 @@ class Account:
         self.service.change(operation_id, alive_until=now_ms() - 1)
 
     def let_in(self) -> list[str]:
-        """Runs passes and recovery to their rest. Returns what holds a permit."""
+        """Runs recovery and passes to their rest, whether or not anybody asked. Returns what holds a permit."""
         steps(self.service.recovery().step)
+        with self.service.database.transaction() as connection:
+            wake(connection, self.service.tables, ["acme"])
         self.service.run_passes()
         return self.service.ids("admitted", "running", "retrying")
 
@@ -94,8 +96,6 @@ def test_a_release_may_come_twice(account: Account) -> None:
     with pytest.raises(AlreadySettled):
         account.attempts.fail(attempt, BROKEN)
     for _ in range(3):
-        with service.database.transaction() as connection:
-            wake(connection, service.tables, ["acme"])
         assert account.let_in() == ["waits"]
     assert service.row("waits too").state == "queued"
 
