@@ -74,12 +74,12 @@ def capture(
     args: tuple[Any, ...] | None,
     kwargs: dict[str, Any] | None,
     *,
-    send: Callable[..., Any] | None = None,
+    send: Callable[..., Any],
     **options: Any,
 ) -> CapturedMessage:
     """Builds the message of ``task.apply_async(args, kwargs, **options)`` without sending it.
 
-    :param send: the ``apply_async`` that builds and publishes it; None: Celery's own.
+    :param send: Celery's own ``apply_async``, which builds and publishes it.
     :raises EnqueueError: an argument that cannot be serialised, or an option that an operation cannot carry.
     """
     options = check_options(task, options)
@@ -99,12 +99,7 @@ def capture(
         "add_to_parent": False,
         "expires": None,
     }
-    if send is None:
-        from celery import Task as CeleryTask
-
-        CeleryTask.apply_async(task, args, kwargs, **given)
-    else:
-        send(args, kwargs, **given)
+    send(args, kwargs, **given)
     return recorder.captured(eta_delay_ms, eta_at_ms, expires_delay_ms, expires_at_ms, int(retries))
 
 

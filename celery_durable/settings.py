@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from celery_durable import configuration
 from celery_durable.configuration import Configuration, refuse_above
 from celery_durable.errors import ConfigurationError
-from celery_durable.kafka.settings import KafkaSettings
+from celery_durable.kafka.settings import CLIENT_ID_CHARACTERS_MAX, NAME_CHARACTERS, KafkaSettings
 from celery_durable.names import nearest
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class Settings(KafkaSettings, Configuration):
 
     client_id: str = Field(
         default="",
-        max_length=100,
-        pattern=r"^[a-zA-Z0-9._-]*$",
+        max_length=CLIENT_ID_CHARACTERS_MAX,
+        pattern=rf"^[{NAME_CHARACTERS}]*$",
         description="This service's stable name: shared by all processes of one service and database, and by no other.",
     )
     database_url: SecretStr = Field(

@@ -29,6 +29,7 @@ from dotenv import dotenv_values
 from celery_durable import settings as settings_module
 from celery_durable import spool
 from celery_durable.errors import ConfigurationError
+from celery_durable.kafka.settings import NAME_CHARACTERS
 from celery_durable.settings import ENV_PREFIX, Settings
 from celery_durable.store.database import Database, redact
 from celery_durable.supervisor import Supervisor
@@ -49,7 +50,7 @@ _COLOURS = {"up": "white", "holder": "magenta", "dispatcher": "cyan", "worker": 
 
 
 @dataclass
-class Plan:
+class Setup:
     """What ``up`` starts, and the defaults that it adds to the environment of each part."""
 
     client: dict[str, str]
@@ -61,15 +62,15 @@ class Plan:
     facts: list[str] = field(default_factory=list)
     """What the user should know, a line each."""
 
-    def with_kafka(self, bootstrap_servers: str) -> Plan:
-        """The plan with the address of the embedded Kafka."""
+    def with_kafka(self, bootstrap_servers: str) -> Setup:
+        """The same with the address of the embedded Kafka."""
         for env, prefix in ((self.client, ENV_PREFIX), (self.holder, "HOLDER_")):
             if env is not None:
                 env[f"{prefix}KAFKA_BOOTSTRAP_SERVERS"] = bootstrap_servers
         return self
 
 
-def plan(app: Celery, name: str, folder: Path, environment: Mapping[str, str | None] | None = None) -> Plan:
+def choose(app: Celery, name: str, folder: Path, environment: Mapping[str, str | None] | None = None) -> Setup:
     """Decides what to start and which defaults are missing.
 
     :param name: how the command line names the app; the client's name where the app has none.
@@ -80,7 +81,9 @@ def plan(app: Celery, name: str, folder: Path, environment: Mapping[str, str | N
     configured = {**dotenv_values(".env"), **os.environ} if environment is None else environment
     client: dict[str, str] = {}
     if not settings.client_id:
-        client["CLIENT_ID"] = re.sub(r"[^a-zA-Z0-9._-]", "-", app.main or name.partition(":")[0].rpartition(".")[2])
+        client["CLIENT_ID"] = re.sub(
+            rf"[^{NAME_CHARACTERS}]", "-", app.main or name.partition(":")[0].rpartition(".")[2]
+        )
     client_id = settings.client_id or client["CLIENT_ID"]
     database_url = settings.database_url.get_secret_value()
     if not database_url:
@@ -95,23 +98,23 @@ def plan(app: Celery, name: str, folder: Path, environment: Mapping[str, str | N
     if not (app.conf.broker_url or app.conf.broker_read_url):
         env["CELERY_BROKER_URL"] = spool.url(folder / "broker")
     broker = env.get("CELERY_BROKER_URL")
-    plan = Plan(
+    setup = Setup(
         client=env,
         holder=holder,
         migrates_client=Database(database_url, schema=settings.database_schema).dialect == "sqlite",
         migrates_holder=holder is not None and "HOLDER_DATABASE_URL" in holder,
         embedded_kafka=embedded,
     )
-    plan.facts = [f"client {client_id} on {redact(database_url)}"]
+    setup.facts = [f"client {client_id} on {redact(database_url)}"]
     if shell:
-        plan.facts.append(f"to call tasks from another shell: export {shell}")
+        setup.facts.append(f"to call tasks from another shell: export {shell}")
     if broker:
-        plan.facts.append(
+        setup.facts.append(
             f"for celery inspect, control and Flower from another shell: export CELERY_BROKER_URL={broker}"
         )
     if holder is None:
-        plan.facts.append("no holder is started: Kafka is configured, so its holder runs elsewhere")
-    return plan
+        setup.facts.append("no holder is started: Kafka is configured, so its holder runs elsewhere")
+    return setup
 
 
 def _holder(given: set[str], settings: Settings, folder: Path) -> dict[str, str]:
@@ -134,7 +137,7 @@ def run(name: str, *, folder: Path, pool: str = "prefork", concurrency: int = 2)
     :raises ConfigurationError: a setting is wrong, or another ``up`` uses the folder.
     """
     app = find_app(name)
-    chosen = plan(app, name, folder)
+    chosen = choose(app, name, folder)
     output = Output()
     with ExitStack() as stack:
         stack.enter_context(_owned(folder))
@@ -159,7 +162,7 @@ def run(name: str, *, folder: Path, pool: str = "prefork", concurrency: int = 2)
         return code
 
 
-def _start(supervisor: Supervisor, chosen: Plan, name: str, pool: str, concurrency: int) -> int:
+def _start(supervisor: Supervisor, chosen: Setup, name: str, pool: str, concurrency: int) -> int:
     celery = [sys.executable, "-m", "celery", "-A", name]
     holder = [sys.executable, "-m", "holder_service.cli"]
     if chosen.migrates_client:

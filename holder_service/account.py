@@ -136,11 +136,6 @@ class Client:
             self.tries,
         )
 
-    @property
-    def counts(self) -> bool:
-        """Whether what it holds counts against the limit."""
-        return not self.forfeited
-
     def to_document(self) -> dict[str, Any]:
         """The client as JSON, without what is empty."""
         document: dict[str, Any] = {"i": self.incarnation, "s": self.seq, "t": self.reported_at_ms, "v": self.sent}

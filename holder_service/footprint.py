@@ -19,7 +19,7 @@ def held(pair: Pair) -> int:
 
 def footprint(client: Client, pair: Pair) -> int:
     """What counts against the limit: what may come to be in use, and what is offered."""
-    return held(pair) + pair.offered if client.counts else 0
+    return 0 if client.forfeited else held(pair) + pair.offered
 
 
 def acknowledge(pair: Pair, version: int) -> None:

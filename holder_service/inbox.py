@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from celery_durable.kafka.dead_letters import dead_letter, why_unreadable
 from celery_durable.kafka.received import Received
-from celery_durable.kafka.settings import KafkaSettings
+from celery_durable.kafka.settings import CLIENT_ID_CHARACTERS_MAX, NAME_CHARACTERS, KafkaSettings
 from celery_durable.permits.messages import AccountReport, Command, read_account_message
 from celery_durable.store.outbox import Staged
 
@@ -21,7 +21,7 @@ MESSAGE_BYTES_MAX = 1_000_000
 """A longer message is refused unread: a report of 200 waiting groups with names of 1,024 characters is far below."""
 ACCOUNT_BYTES_MAX = 2_000
 """PostgreSQL indexes no key above about 2,700 bytes, and the account shares one with the topic and the slot."""
-_CLIENT_ID = re.compile(r"[a-zA-Z0-9._-]{1,100}", re.ASCII)
+_CLIENT_ID = re.compile(rf"[{NAME_CHARACTERS}]{{1,{CLIENT_ID_CHARACTERS_MAX}}}", re.ASCII)
 
 AccountMessage = AccountReport | Command
 

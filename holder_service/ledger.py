@@ -37,7 +37,6 @@ class Applied:
     now_ms: int
     kept: Sequence[Row] = ()
     gone: Collection[str] = ()
-    staged: int = 0
 
     @property
     def next_due_ms(self) -> int | None:
@@ -107,7 +106,7 @@ class Ledger:
         store.write_rows(connection, self._tables, outcome.writes)
         store.write_mirrors(connection, self._tables, outcome.mirrors)
         outbox.stage(connection, self._tables.outbox, outcome.staged)
-        return Applied(now_ms, outcome.kept, outcome.gone, len(outcome.staged))
+        return Applied(now_ms, outcome.kept, outcome.gone)
 
     def remember(self, applied: Applied) -> None:
         """Keeps the rows of a committed transaction for the next one."""

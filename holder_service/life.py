@@ -41,7 +41,6 @@ class Life:
     """The database's row, and the database's time when it was read."""
 
     epoch: int
-    born_at_ms: int
     phase: Phase
     revision: int
     rebuild: Rebuild | None = None
@@ -65,7 +64,6 @@ def load(connection: Connection, tables: HolderTables) -> Life | None:
         return None
     return Life(
         epoch=record.epoch,
-        born_at_ms=record.born_at,
         phase=record.phase,
         revision=record.revision,
         rebuild=None if record.rebuild is None else Rebuild.model_validate_json(record.rebuild),
@@ -77,7 +75,7 @@ def load(connection: Connection, tables: HolderTables) -> Life | None:
 def begin(connection: Connection, tables: HolderTables, phase: Phase) -> Life:
     """Begins the life of an empty database. Raises :class:`LifeChanged` if another instance did so first."""
     now = clock_ms(connection)
-    life = Life(epoch=now, born_at_ms=now, phase=phase, revision=1)
+    life = Life(epoch=now, phase=phase, revision=1)
     values = {"only": _ONLY, "epoch": now, "born_at": now, "phase": phase, "revision": 1, "changed_at": now}
     try:
         connection.execute(tables.database.insert().values(values))

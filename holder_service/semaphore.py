@@ -215,13 +215,13 @@ def _asked_in_vain(client: Client) -> bool:
     return bool(client.must_ack) and not client.unknown and counted_nothing(client)
 
 
-def limit_in_force(state: AccountState, settings: SemaphoreSettings) -> limits.Resolved:
+def limit_in_force(state: AccountState, settings: SemaphoreSettings) -> limits.LimitInForce:
     """The account's limit, by its commands, the rules and what its clients declare."""
     declared = [client.declared for client in state.clients.values()]
     return limits.account_limit(state.account, state.limit, settings.rules.accounts, declared)
 
 
-def _resolve_limit(work: Work, settings: SemaphoreSettings) -> limits.Resolved:
+def _resolve_limit(work: Work, settings: SemaphoreSettings) -> limits.LimitInForce:
     """The limit in force. Every client is told of a new one, since it may have held back its demand."""
     state = work.state
     found = limit_in_force(state, settings)
@@ -274,7 +274,7 @@ def _press(work: Work, allocation: Allocation) -> None:
 
 
 def _replies(
-    work: Work, allocation: Allocation, limit: limits.Resolved, settings: SemaphoreSettings
+    work: Work, allocation: Allocation, limit: limits.LimitInForce, settings: SemaphoreSettings
 ) -> list[AccountReply]:
     blocked: dict[str, list[Blocked]] = {}
     for seat in allocation.seats:

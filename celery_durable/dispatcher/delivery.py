@@ -19,7 +19,6 @@ from celery_durable.store import accounts
 from celery_durable.store.admission import Admitted
 from celery_durable.store.delivery import Deliveries, GivenBack, QueueLoad
 from celery_durable.store.sending import Resends
-from celery_durable.store.sql import held
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -65,7 +64,7 @@ class Delivery:
         """Sends one batch (a :data:`~celery_durable.scheduling.loop.Step`)."""
         handed = self._take_handed()
         try:
-            with held(self._database) as connection:
+            with self._database.autocommit() as connection:
                 loads = self._statements.queues(connection, self._sent_max + len(handed))
             if not handed and not any(self._has_work(load) for load in loads):
                 return min((_next_s(load) for load in loads), default=float("inf"))
@@ -133,7 +132,7 @@ class Delivery:
         deadline = time.monotonic() + self._deadline_s
         if not taken:
             return
-        with held(self._database) as connection:
+        with self._database.autocommit() as connection:
             outbound = self._statements.load(connection, taken)
         done = 0
         try:

@@ -22,7 +22,6 @@ from celery_durable.scheduling.signals import signals_set
 from celery_durable.store import migrate
 from celery_durable.store.accounts import client_identity
 from celery_durable.store.admission import Admitted
-from celery_durable.store.sql import held
 from celery_durable.store.watch import Watch
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class Dispatcher:
         )
 
     def _look(self) -> float:
-        with held(self._runtime.database) as connection:
+        with self._runtime.database.autocommit() as connection:
             pending = self._watch.look(connection)
         for is_pending, loop in (
             (pending.passes, self._passes_loop),

@@ -31,7 +31,6 @@ from celery_durable.store import counters, outbox
 from celery_durable.store.accounts import REPORT_SEQ, Accounts, AccountWrite, client_identity
 from celery_durable.store.admission import Admission, Admitted
 from celery_durable.store.sending import Resends
-from celery_durable.store.sql import held
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class Passes:
         limit = self._settings.pass_accounts_max
         # So many of those found may be resting after a failure: they must not take the place of others.
         resting = len(self._failures) - len(self._ready(self._failures))
-        with held(self._database) as connection:
+        with self._database.autocommit() as connection:
             overdue, next_s = self._accounts.due(connection, max(1, limit // 2) + resting)
             due = self._ready(overdue)[: max(1, limit // 2)]
             woken = self._accounts.woken(connection, self._after, max(1, limit - len(due)) + resting)

@@ -16,7 +16,6 @@ from celery_durable.store import accounts
 from celery_durable.store.losses import Losses
 from celery_durable.store.recovery import Moved, Recoveries
 from celery_durable.store.schema import ADMITTED, PERMIT_STATES
-from celery_durable.store.sql import held
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -57,7 +56,7 @@ class Recovery:
 
     def step(self) -> float | None:
         """One batch of each kind (a :data:`~celery_durable.scheduling.loop.Step`)."""
-        with held(self._database) as connection:
+        with self._database.autocommit() as connection:
             due_s = self._statements.seconds_until_due(connection)
         if due_s > 0:
             return due_s

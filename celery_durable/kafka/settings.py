@@ -8,6 +8,10 @@ from pydantic import BaseModel, Field, model_validator
 
 from celery_durable.configuration import refuse_above
 
+NAME_CHARACTERS = "a-zA-Z0-9._-"
+"""What Kafka allows in a topic's name, as regular expressions write it; so in a client_id, which is part of one."""
+CLIENT_ID_CHARACTERS_MAX = 100
+
 
 class KafkaSettings(BaseModel):
     """Mixed into both settings models: fields ``kafka_*`` and the names of the topics."""
@@ -58,7 +62,7 @@ class KafkaSettings(BaseModel):
         default="celery-durable",
         min_length=1,
         max_length=200,
-        pattern=r"^[a-zA-Z0-9._-]+$",
+        pattern=rf"^[{NAME_CHARACTERS}]+$",
         description="First part of every topic's name.",
     )
 

@@ -13,7 +13,7 @@ MUTEX_LIMIT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class LimitInForce:
     """The limit in force and where it comes from."""
 
     limit: int
@@ -50,22 +50,22 @@ def rule_for(rules: Mapping[str, int], account: str) -> tuple[str, int] | None:
 
 def account_limit(
     account: str, commanded: int | None, rules: Mapping[str, int], declared: Iterable[Declared]
-) -> Resolved:
+) -> LimitInForce:
     """The account's limit: a command, a rule, the smallest declared, or 1; never above 1 where it is a mutex."""
     declared = tuple(declared)
     rule = rule_for(rules, account)
     if commanded is not None:
-        found = Resolved(commanded, "command")
+        found = LimitInForce(commanded, "command")
     elif rule is not None:
-        found = Resolved(rule[1], f"rule {rule[0]}")
+        found = LimitInForce(rule[1], f"rule {rule[0]}")
     else:
         smallest = _smallest(each.limit for each in declared)
-        found = Resolved(DEFAULT_LIMIT, "default") if smallest is None else Resolved(smallest, "declared")
+        found = LimitInForce(DEFAULT_LIMIT, "default") if smallest is None else LimitInForce(smallest, "declared")
     if found.limit <= MUTEX_LIMIT or not any(each.mutex for each in declared):
         return found
     if found.source == "declared":
-        return Resolved(MUTEX_LIMIT, "mutex")
-    return Resolved(
+        return LimitInForce(MUTEX_LIMIT, "mutex")
+    return LimitInForce(
         MUTEX_LIMIT,
         "mutex",
         f"account {account!r}: limit {found.limit} from {found.source} is ignored, since the code declares the account"

@@ -202,6 +202,15 @@ class Database:
             self._held.connection = connection
         return connection
 
+    @contextmanager
+    def autocommit(self) -> Iterator[Connection]:
+        """The held connection, dropped after an error. For what a loop asks again and again."""
+        try:
+            yield self.held()
+        except Exception:
+            self.drop_held()
+            raise
+
     def drop_held(self) -> None:
         """Closes the calling thread's held connection, for example after an error on it."""
         connection: Connection | None = getattr(self._held, "connection", None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case
+from sqlalchemy import ColumnElement, and_, case, literal
 
 from celery_durable.settings import Settings
 
@@ -39,9 +39,7 @@ class Resends:
         while delay < self.max_ms and len(steps) < self.sends_max:
             steps[len(steps)] = delay
             delay *= 2
-        if not steps:
-            return case((sends >= 0, self.min_ms), else_=self.min_ms)
-        return case(steps, value=sends % self.sends_max, else_=self.max_ms)
+        return _stepwise(steps, sends % self.sends_max, self.max_ms)
 
     def round_over(self, sends: ColumnElement[int]) -> ColumnElement[bool]:
         """SQL: the last send of a round is behind; if it is due again, nobody started it."""
@@ -54,6 +52,8 @@ class Resends:
         while delay < GIVE_BACK_MAX_MS:
             steps[len(steps) + 1] = delay
             delay *= 2
-        if not steps:
-            return case((sends >= 0, self.max_ms), else_=self.max_ms)
-        return case(steps, value=sends // self.sends_max, else_=max(self.max_ms, GIVE_BACK_MAX_MS))
+        return _stepwise(steps, sends // self.sends_max, max(self.max_ms, GIVE_BACK_MAX_MS))
+
+
+def _stepwise(steps: dict[int, int], number: ColumnElement[int], beyond: int) -> ColumnElement[Any]:
+    return case(steps, value=number, else_=beyond) if steps else literal(beyond)

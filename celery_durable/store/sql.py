@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, ScalarSelect, Table, Update, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from celery_durable.store.clock import now_ms
-from celery_durable.store.database import Database
 
 Dialect = Literal["postgresql", "sqlite"]
 
@@ -18,16 +16,6 @@ T = TypeVar("T")
 
 PARAMETERS_MAX = 5_000
 """Parameters in one statement at most: PostgreSQL refuses more than 65,535, older SQLite more than 32,766."""
-
-
-@contextmanager
-def held(database: Database) -> Iterator[Connection]:
-    """The thread's held connection, for reads in autocommit; dropped after an error, so that the next use connects."""
-    try:
-        yield database.held()
-    except Exception:
-        database.drop_held()
-        raise
 
 
 def in_states(table: Any, states: Iterable[str]) -> ColumnElement[bool]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery import Task
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
@@ -112,7 +114,7 @@ def test_a_hundred_thousand_rows_at_once(sqlite_url: str, monkeypatch: pytest.Mo
     Celery takes most of a call's time to make its message: here one message stands for all, each under its own ID.
     """
     with service(sqlite_url) as shop:
-        one = message.capture(shop.plain, (1,), None)
+        one = message.capture(shop.plain, (1,), None, send=functools.partial(Task.apply_async, shop.plain))
         numbers = itertools.count()
         monkeypatch.setattr(message, "capture", lambda *_, **__: dataclasses.replace(one, id=f"order-{next(numbers)}"))
         peaks: list[int] = []

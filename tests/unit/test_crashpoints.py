@@ -58,7 +58,6 @@ AUTOCOMMIT = {
     "store/attempts.py Attempts._in_steps": "a transaction with its crash points",
     "store/database.py Database.one_write": "between its crash points",
     "store/migrate.py check": "the revision",
-    "store/sql.py held": "its callers are on this list",
     "transactions.py reading": "its caller is on this list",
     "worker/boot.py _check": "whose tables they are",
     "holder_service/commands.py usages": "a command that shows",
@@ -89,7 +88,6 @@ HARMLESS = {
     "holder_service/rebuild.py Rebuilder._begin life.begin": "a statement of a transaction",
     "kafka/relay.py Relay._produce.produce producer.produce": "called between the crash points",
     "kafka/topics.py _create admin.create_topics": "an operator's command, which compares: it may be run again",
-    "message.py capture CeleryTask.apply_async": "its producer only records",
     "message.py capture send": "its producer only records",
     "monitoring/events.py Events._tell self._sender.send": "it has the crash points",
     "results.py DurableAsyncResult.revoke super().revoke": "a hint to workers: the row says it too",
@@ -206,9 +204,7 @@ def test_only_database_opens_connections() -> None:
 def test_autocommit_only_reads_or_is_crashed() -> None:
     """A statement in autocommit is a commit: whoever has such a connection is on the list, with what for."""
     found = {
-        call.where
-        for call in calls()
-        if call.last == "reading" or call.name.endswith("database.held") or (call.name == "held" and call.node.args)
+        call.where for call in calls() if call.last in ("reading", "autocommit") or call.name.endswith("database.held")
     }
     assert found == set(AUTOCOMMIT)
 

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_durable.errors import ConfigurationError
-from celery_durable.up import Plan, _owned, plan
+from celery_durable.up import Setup, _owned, choose
 
 
 @pytest.fixture(autouse=True)
@@ -23,20 +23,20 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def plan_for(
+def chosen_for(
     durable: dict[str, Any],
     *,
     broker: str | None = None,
     environment: dict[str, str | None] | None = None,
     main: str | None = "billing",
-) -> Plan:
+) -> Setup:
     app = Celery(main, broker=broker, set_as_current=False)
     app.conf.durable = durable
-    return plan(app, "shop.tasks:app", Path("data"), environment or {})
+    return choose(app, "shop.tasks:app", Path("data"), environment or {})
 
 
 def test_nothing_configured_gives_a_laptop(tmp_path: Path) -> None:
-    chosen = plan_for({})
+    chosen = chosen_for({})
     assert chosen.client == {
         "CELERY_DURABLE_CLIENT_ID": "billing",
         "CELERY_DURABLE_DATABASE_URL": f"sqlite:///{tmp_path}/data/billing.sqlite3",
@@ -56,7 +56,7 @@ def test_nothing_configured_gives_a_laptop(tmp_path: Path) -> None:
 
 
 def test_an_app_without_a_name_is_called_by_its_module() -> None:
-    assert plan_for({}, main=None).client["CELERY_DURABLE_CLIENT_ID"] == "tasks"
+    assert chosen_for({}, main=None).client["CELERY_DURABLE_CLIENT_ID"] == "tasks"
 
 
 def test_nothing_that_was_configured_is_overridden() -> None:
@@ -65,7 +65,7 @@ def test_nothing_that_was_configured_is_overridden() -> None:
         "database_url": "postgresql+psycopg://me:secret@db/mine",
         "kafka_bootstrap_servers": "kafka:9092",
     }
-    chosen = plan_for(durable, broker="redis://redis/0")
+    chosen = chosen_for(durable, broker="redis://redis/0")
     assert chosen.client == {}
     assert not chosen.embedded_kafka
     # PostgreSQL is the user's to migrate, and a configured Kafka has a holder elsewhere.
@@ -76,13 +76,13 @@ def test_nothing_that_was_configured_is_overridden() -> None:
 
 def test_a_configured_kafka_gets_a_holder_only_with_its_database() -> None:
     durable = {"kafka_bootstrap_servers": "kafka:9092", "topic_prefix": "mine"}
-    chosen = plan_for(durable, environment={"HOLDER_DATABASE_URL": "sqlite:///holder.db"})
+    chosen = chosen_for(durable, environment={"HOLDER_DATABASE_URL": "sqlite:///holder.db"})
     assert chosen.holder == {"HOLDER_TOPIC_PREFIX": "mine", "HOLDER_KAFKA_BOOTSTRAP_SERVERS": "kafka:9092"}
     assert not chosen.migrates_holder
 
 
 def test_settings_of_the_holder_from_dotenv_are_kept() -> None:
-    chosen = plan_for({}, environment={"holder_database_url": "sqlite:///mine.db", "HOLDER_TOPIC_PREFIX": None})
+    chosen = chosen_for({}, environment={"holder_database_url": "sqlite:///mine.db", "HOLDER_TOPIC_PREFIX": None})
     assert chosen.holder is not None
     assert "HOLDER_DATABASE_URL" not in chosen.holder
     assert chosen.holder["HOLDER_TOPIC_PREFIX"] == "celery-durable"
@@ -90,7 +90,7 @@ def test_settings_of_the_holder_from_dotenv_are_kept() -> None:
 
 def test_a_wrong_setting_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigurationError, match="heartbeat_timeout_s"):
-        plan_for({"heartbeat_timeout_s": -1})
+        chosen_for({"heartbeat_timeout_s": -1})
 
 
 def test_two_cannot_share_a_folder(tmp_path: Path) -> None:
@@ -122,4 +122,4 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 def test_a_wrong_database_url_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigurationError, match="database_url"):
-        plan_for({"database_url": "postgresql://me:secret@host:port/db"})
+        chosen_for({"database_url": "postgresql://me:secret@host:port/db"})

@@ -34,7 +34,7 @@ def task(app: Celery) -> Task:
 
 
 def caught(task: Task, *args: Any, **options: Any) -> CapturedMessage:
-    return capture(task, args, options.pop("kwargs", None), **options)
+    return capture(task, args, options.pop("kwargs", None), send=task.apply_async, **options)
 
 
 def test_it_is_the_message_that_celery_would_send(app: Celery, task: Task) -> None:
