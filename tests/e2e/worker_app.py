@@ -83,11 +83,13 @@ def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> C
     def fail(self: Any, message: str) -> None:
         raise ValueError(message)
 
-    @durable_task(name="flaky", max_retries=5)
-    def flaky(self: Any, failures: int, countdown: Any = 0.05) -> int:
+    def fail_at_first(self: Any, failures: int, countdown: Any = 0.05) -> int:
         if self.request.retries < failures:
             raise self.retry(countdown=countdown, exc=ValueError("flaky"))
         return int(self.request.retries)
+
+    for name, acks_late in (("flaky", False), ("late_flaky", True)):
+        durable_task(name=name, max_retries=5, acks_late=acks_late)(fail_at_first)
 
     @durable_task(name="retry_args", max_retries=5)
     def retry_args(self: Any, word: str) -> str:
@@ -193,10 +195,12 @@ def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> C
             raise
         return duration_s
 
-    @durable_task(name="wait", acks_late=True, max_worker_losses=1)
-    def wait(self: Any, flag: str) -> str:
+    def wait_for(self: Any, flag: str) -> str:
         until(flag)
         return "waited"
+
+    for name, acks_late in (("wait", True), ("early_wait", False)):
+        durable_task(name=name, max_worker_losses=1, acks_late=acks_late)(wait_for)
 
     @durable_task(name="wait_and_retry", max_retries=5)
     def wait_and_retry(self: Any, flag: str) -> int:

@@ -54,6 +54,7 @@ class Rig:
         migrate(self.runtime.database, self.runtime.tables)
         self._processes: list[Process] = []
         self._threads: list[threading.Thread] = []
+        self._delivery = Delivery(self.app, self.runtime)
         self._stopping = threading.Event()
 
     def worker(self, *, concurrency: int = 4, extra: Sequence[str] = ()) -> Process:
@@ -71,9 +72,8 @@ class Rig:
 
     def dispatch(self) -> None:
         """Starts delivery and recovery."""
-        delivery = Delivery(self.app, self.runtime)
         recovery = Recovery(self.app, self.runtime)
-        for step in (delivery.step, recovery.step):
+        for step in (self._delivery.step, recovery.step):
             thread = threading.Thread(target=self._loop, args=(step,), daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -178,6 +178,7 @@ class Rig:
         for process in self._processes:
             process.thaw()
             process.kill()
+        self._delivery.close()
         self.runtime.database.dispose()
         self.app.close()
 
