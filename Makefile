@@ -8,7 +8,7 @@ WORKERS ?= 2
 SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format schemas docs-settings sim clean setup
+.PHONY: help demo test test-fast lint format schemas docs-settings sim chaos recovery-times clean setup
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -40,6 +40,13 @@ docs-settings: .venv/.installed-dev ## Write docs/settings.md from the settings 
 
 sim: .venv/.installed-dev ## A long random walk over both pure cores: make sim SEEDS=10000
 	@$(BIN)/python -m tests.simulation.walk --seeds $(SEEDS)
+
+chaos: .venv/.installed-dev ## Real services and processes under drawn faults: make chaos MINUTES=10 SEED=7 BROKER=rabbitmq
+	@$(BIN)/python -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL))
+
+recovery-times: .venv/.installed-dev ## How long a lost worker, a lost holder and a lost Kafka stop what
+	@$(BIN)/python -m tests.chaos.recovery_times $(if $(TIMES),--times $(TIMES))
 
 clean: ## Remove everything that make and the tests made
 	rm -rf .venv .cache .durable .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -67,7 +67,7 @@ class Load(Background):
     def _work(self) -> None:
         own = limited(f"{self._service.name}:own", 2)
         plan = self._rng.choices(("succeed", "fail", "retry", "requeue", "die"), (85, 4, 5, 4, 2))[0]
-        duration_s = self._rng.choices((0.05, 0.3, 1.0, 7.0), (50, 35, 13, 2))[0]
+        duration_s = self._rng.choices((0.05, 0.3, 0.7, 7.0), (60, 30, 9, 1))[0]
         if plan == "die":
             self._enqueue("die", plan, 0.05, DOOMED, "")
         elif self._rng.random() < 0.3:

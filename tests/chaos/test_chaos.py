@@ -1,0 +1,38 @@
+"""A short chaos run on each Celery broker. ``make chaos`` makes longer ones, of other seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.chaos.faults import BROKERS, COMMON, Broker
+from tests.chaos.run import run
+from tests.chaos.summary import show
+from tests.conftest import unavailable
+from tests.services import ServiceUnavailable
+
+pytestmark = [pytest.mark.processes, pytest.mark.postgresql, pytest.mark.kafka, pytest.mark.timeout(720)]
+
+
+@pytest.mark.parametrize(
+    ("broker", "seed", "seconds"),
+    [pytest.param("redis", 1, 75, marks=pytest.mark.redis), ("rabbitmq", 2, 25)],
+)
+def test_nothing_is_lost_doubled_or_above_a_limit(tmp_path: Path, broker: Broker, seed: int, seconds: float) -> None:
+    """Cases A14, A16 to A18, B2, B5, B9, B11, C1 to C5 and G3 at once, as a seed mixes them."""
+    console = Console(width=140, highlight=False)
+    try:
+        outcome = run(
+            tmp_path, seed=seed, seconds=seconds, broker=broker, say=lambda text: console.print(text, markup=False)
+        )
+    except ServiceUnavailable as error:
+        unavailable(error)
+        raise
+    show(console, outcome)
+    assert not outcome.verdict.violations, f"{outcome.command}: {outcome.verdict.violations[0]}"
+    assert not outcome.verdict.blind()
+    assert set(outcome.figures) >= set(BROKERS[broker])
+    if seconds > 60:
+        assert set(outcome.figures) == {*COMMON, *BROKERS[broker]}

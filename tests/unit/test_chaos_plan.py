@@ -1,0 +1,71 @@
+"""The faults and figures of chaos runs: drawn from the seed alone, and counted from the history alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.faults import BROKERS, COMMON, Broker, draw
+from tests.chaos.figures import p50, recoveries
+from tests.chaos.history import Beat, Ended, Enqueued, Event, Fault, Started
+from tests.chaos.plans import FRESH, limited
+
+
+def ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
+def test_a_seed_gives_its_faults_and_every_kind_comes_in_75_seconds(broker: Broker) -> None:
+    planned = draw(1, 75, broker)
+    assert planned == draw(1, 75, broker)
+    assert planned != draw(2, 75, broker)
+    assert {fault.kind for fault in planned} == {*COMMON, *BROKERS[broker]}
+    assert [fault.at_s for fault in planned] == sorted(fault.at_s for fault in planned)
+
+
+def test_a_longer_run_begins_like_a_shorter_one() -> None:
+    short, long = draw(7, 30, "redis"), draw(7, 600, "redis")
+    assert long[: len(short)] == short
+    assert 100 < len(long) < 250
+
+
+def test_figures_are_counted_from_the_fault_that_hit() -> None:
+    account = limited(f"{FRESH}:a", 1)
+
+    def run(attempt: int, at_s: float) -> list[Event]:
+        token = f"x-{attempt}"
+        return [
+            Beat(operation="x", token=token, time_ns=ns(at_s)),
+            Started(
+                operation="x",
+                token=token,
+                attempt=attempt,
+                service="a",
+                account="",
+                group="",
+                pid=attempt,
+                time_ns=ns(at_s),
+            ),
+        ]
+
+    probe = Started(
+        operation="p", token="p-1", attempt=1, service="a", account=account, group="", pid=9, time_ns=ns(18)
+    )
+    events: list[Event] = [
+        Enqueued(operation="x", service="a", plan="succeed", account="", time_ns=ns(1)),
+        *run(1, 2),
+        Fault(number=1, kind="holder-kill", target="holder", pids=(7,), time_ns=ns(5)),
+        Fault(number=2, kind="worker-kill", target="a-prefork", pids=(1,), time_ns=ns(10)),
+        Enqueued(operation="p", service="a", plan="succeed", account=account, time_ns=ns(12)),
+        *run(2, 15),
+        probe,
+        Ended(operation="x", token="x-2", how="returned", time_ns=ns(19)),
+    ]
+    found = recoveries(events, heartbeat_timeout_s=4)
+    assert found["worker-kill"].again_s == [5]
+    assert found["worker-kill"].late_s == [9]
+    assert found["worker-kill"].lanes == {FRESH: [6]}
+    assert found["holder-kill"].faults == 1
+    assert not found["holder-kill"].again_s
+    assert p50([3, 1, 2]) == 2
+    assert p50([]) is None
