@@ -22,7 +22,6 @@ class Received:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
-    timestamp_ms: int
 
 
 def read_to_end(settings: KafkaSettings, topic: str, *, deadline_s: float) -> Iterator[Received]:
@@ -78,7 +77,6 @@ def received(message: Message) -> Received:
         key=_bytes(message.key()),
         value=_bytes(message.value()),
         headers=tuple((name, _bytes(value)) for name, value in _headers(message)),
-        timestamp_ms=message.timestamp()[1],
     )
 
 

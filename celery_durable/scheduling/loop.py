@@ -36,7 +36,6 @@ class Loop:
         pause_min_s: float,
         pause_max_s: float,
         error_pause_max_s: float = 5.0,
-        on_error: Callable[[Exception], None] | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
@@ -44,7 +43,6 @@ class Loop:
         self._pause_min_s = pause_min_s
         self._pause_max_s = pause_max_s
         self._error_pause_max_s = error_pause_max_s
-        self._on_error = on_error
         self._on_end = on_end
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -88,8 +86,6 @@ class Loop:
                 due_s = self._step()
             except Exception as error:  # noqa: BLE001 - one failing step must not end the process
                 logger.warning("%s: %s: %s; again in %.1f s", self.name, type(error).__name__, error, error_s)
-                if self._on_error is not None:
-                    self._on_error(error)
                 self._stopping.wait(error_s)
                 error_s = min(self._error_pause_max_s, error_s * 2)
                 continue

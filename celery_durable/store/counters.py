@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, ColumnElement, Connection, MetaData, String, Table, select, update
+from sqlalchemy import BigInteger, Column, ColumnElement, Connection, MetaData, String, Table, update
 
 
 def counter_table(metadata: MetaData, prefix: str) -> Table:
@@ -28,12 +28,6 @@ def draw(connection: Connection, counters: Table, name: str, count: int = 1) -> 
     )
     last = int(connection.execute(statement).scalar_one())
     return range(last - count + 1, last + 1)
-
-
-def newest(connection: Connection, counters: Table, name: str) -> int:
-    """The highest number drawn from the counter, 0 before the first."""
-    value = connection.execute(select(counters.c.value).where(counters.c.name == name)).scalar_one_or_none()
-    return 0 if value is None else int(value)
 
 
 def raise_to(connection: Connection, counters: Table, name: str, value: int | ColumnElement[int]) -> None:

@@ -16,7 +16,7 @@ from holder_service.inbox import Unreadable
 
 
 def received(value: bytes | None, key: bytes | None = b"acme", *, partition: int = 0, offset: int = 0) -> Received:
-    return Received("celery-durable.accounts", partition, offset, key, value, (), 0)
+    return Received("celery-durable.accounts", partition, offset, key, value, ())
 
 
 def report(**fields: Any) -> bytes:

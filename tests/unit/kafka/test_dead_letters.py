@@ -12,7 +12,7 @@ from celery_durable.permits.messages import read_reply
 
 
 def received(key: bytes | None, value: bytes | None) -> Received:
-    return Received("accounts", 3, 17, key, value, (), 0)
+    return Received("accounts", 3, 17, key, value, ())
 
 
 def test_keeps_key_body_and_reason() -> None:

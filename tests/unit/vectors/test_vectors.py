@@ -120,7 +120,7 @@ def test_the_reader(path: Path) -> None:
     for message in vector.messages:
         body = None if message.body is None else message.body.encode()
         if message.topic == "accounts":
-            found = inbox.read(Received("accounts", 0, 0, message.key.encode(), body, (), 0))
+            found = inbox.read(Received("accounts", 0, 0, message.key.encode(), body, ()))
             read, reason = (None, found.reason) if isinstance(found, inbox.Unreadable) else (wire(found), None)
         else:
             try:
