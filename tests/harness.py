@@ -64,6 +64,15 @@ def wait_until(condition: Callable[[], T | None], deadline_s: float = 30, *, wha
         raise AssertionError(str(error)) from None
 
 
+@contextlib.contextmanager
+def within(deadline_s: float, what: str) -> Iterator[None]:
+    """Fails as a missed deadline if its body takes longer; choose one far below what a wrong body would wait for."""
+    started = time.monotonic()
+    yield
+    took_s = time.monotonic() - started
+    assert took_s < deadline_s, f"not within {deadline_s:g} s: {what} (it took {took_s:.1f} s)"
+
+
 @dataclass(frozen=True)
 class Kafka:
     """A Kafka that a test uses under topics of its own."""

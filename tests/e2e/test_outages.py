@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from tests.e2e.observe import History, operation, reports, rows, states, wait_ended
 from tests.example.records import most_at_once
-from tests.harness import Kafka, Service, Stack, wait_until
+from tests.harness import Kafka, Service, Stack, wait_until, within
 from tests.services import KafkaBroker, RabbitMQ, Redis
 from tests.services.kafka import ApacheKafka
 
@@ -117,10 +116,9 @@ def test_enqueue_needs_neither_broker_nor_result_backend(on_own_redis: Stack, ow
     service.dispatcher()
     worker = service.worker()
     own_redis.kill()
-    begun = time.monotonic()
-    results = [service.task("add").delay(number, 1) for number in range(5)]
-    results += [service.task("work").delay("tenant:acme") for _ in range(5)]
-    assert time.monotonic() - begun < 5
+    with within(30, "ten calls, though Celery would try each of them for a while"):
+        results = [service.task("add").delay(number, 1) for number in range(5)]
+        results += [service.task("work").delay("tenant:acme") for _ in range(5)]
     assert sum(states(service).values()) == 10
     assert not states(service)["succeeded"]
     wait_until(lambda: count(service, "admitted") >= 7, 60, what="permits are given without the broker")

@@ -175,7 +175,7 @@ class Instance:
         while True:
             if found := condition():
                 return found
-            assert time.monotonic() < deadline, f"not in {deadline_s} s: {what}"
+            assert time.monotonic() < deadline, f"not within {deadline_s:g} s: {what}"
             self.step()
 
     def serving(self) -> Instance:

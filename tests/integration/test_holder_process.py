@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -93,9 +92,7 @@ def test_the_commands_of_an_operator(rig: Rig, real_stack: Stack, monkeypatch: p
     assert (refused.exit_code, "nobody" in refused.stderr) == (1, True)
     assert run("topics", "apply", "--client", "other").exit_code == 0
 
-    started = time.monotonic()
     assert holder.terminate() == 0
-    assert time.monotonic() - started < 6, "SIGTERM ends it within shutdown_s"
 
 
 def test_holders_that_are_killed_at_any_moment_lose_and_double_nothing(rig: Rig, real_stack: Stack) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -163,9 +162,7 @@ def test_a_reply_that_nobody_answers_is_repeated_without_any_message(quick_rig: 
     second.report("acme", waiting=1)
     holder.until(lambda: any(reply.ack_wanted for reply in first.pump()), "the lowering")
     lowered = first.replies[-1]
-    started = time.monotonic()
     holder.until(lambda: [reply for reply in first.pump() if reply.version >= lowered.version], "its repeat")
-    assert time.monotonic() - started < 5
     first.release("acme")
     first.report("acme")
     served(holder, second, "acme")

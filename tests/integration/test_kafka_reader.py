@@ -16,7 +16,7 @@ from celery_durable.kafka.received import place, read_to_end
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.store import offsets
 from celery_durable.store.offsets import Position
-from tests.harness import wait_until
+from tests.harness import wait_until, within
 from tests.kafka_parts import GROUP, Owner, Tables, kafka_settings, publish, tables_in
 from tests.mock_cluster import MockCluster, Request
 
@@ -95,10 +95,9 @@ def test_a_message_is_given_at_once(classic: KafkaSettings, tables: Tables, owne
     owners.append(owner := Owner(classic, tables, TOPIC))
     owner.join(4)
     publish(classic, TOPIC, ["one"])
-    began = time.monotonic()
-    while not owner.seen:
-        owner.step(timeout_s=10)
-    assert time.monotonic() - began < 5
+    with within(25, "the message, though the reader may wait 60 s for more"):
+        while not owner.seen:
+            owner.step(timeout_s=60)
 
 
 def test_kafka_is_told_after_sql_with_the_topic_id(classic: KafkaSettings, tables: Tables, owners: list[Owner]) -> None:

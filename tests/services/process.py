@@ -138,7 +138,7 @@ class ServerProcess:
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise NotReady(f"{self.command[0]} still runs after {timeout_s:g} s") from None
+            raise NotReady(f"not within {timeout_s:g} s: the end of {self.command[0]}") from None
 
     def kill(self) -> None:
         """Kills the process and its children with SIGKILL, as a power cut would."""

@@ -35,6 +35,7 @@ def connection(tmp_path: Path) -> Iterator[Connection]:
         yield connection
 
 
+@pytest.mark.processes
 def test_a_message_is_complete_from_the_moment_it_can_be_seen(connection: Connection, tmp_path: Path) -> None:
     """Two processes send 200 kB messages while this one polls without a pause: none is torn, lost or doubled."""
     queue = connection.SimpleQueue(Queue("work", Exchange("work"), "work"))

@@ -15,6 +15,8 @@ import pytest
 
 from celery_durable.supervisor import Supervisor
 
+pytestmark = pytest.mark.processes
+
 DEADLINE_S = 20.0
 SLEEPER = [sys.executable, "-c", "import time; print('ready'); time.sleep(600)"]
 
