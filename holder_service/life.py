@@ -7,7 +7,8 @@ that this is a first start, or rebuilds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Connection, select, update
@@ -59,7 +60,7 @@ class LifeChanged(Exception):
 
 def load(connection: Connection, tables: HolderTables) -> Life | None:
     """The database's row; None in a database that has not begun its life."""
-    record = connection.execute(select(tables.database, now_ms().label("now"))).one_or_none()
+    record = connection.execute(_load(tables)).one_or_none()
     if record is None:
         return None
     return Life(
@@ -70,6 +71,11 @@ def load(connection: Connection, tables: HolderTables) -> Life | None:
         changed_at_ms=record.changed_at,
         now_ms=record.now,
     )
+
+
+@lru_cache(maxsize=64)
+def _load(tables: HolderTables) -> Any:
+    return select(tables.database, now_ms().label("now"))
 
 
 def begin(connection: Connection, tables: HolderTables, phase: Phase) -> Life:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, ColumnElement, Connection, MetaData, String, Table, update
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, ColumnElement, Connection, MetaData, String, Table, bindparam, update
 
 
 def counter_table(metadata: MetaData, prefix: str) -> Table:
@@ -20,14 +23,18 @@ def draw(connection: Connection, counters: Table, name: str, count: int = 1) -> 
 
     The row stays locked until the transaction ends, so numbers are committed in their order: draw late.
     """
-    statement = (
+    last = int(connection.execute(_draw(counters), {"counter": name, "count": count}).scalar_one())
+    return range(last - count + 1, last + 1)
+
+
+@lru_cache(maxsize=64)
+def _draw(counters: Table) -> Any:
+    return (
         update(counters)
-        .where(counters.c.name == name)
-        .values(value=counters.c.value + count)
+        .where(counters.c.name == bindparam("counter"))
+        .values(value=counters.c.value + bindparam("count", type_=BigInteger))
         .returning(counters.c.value)
     )
-    last = int(connection.execute(statement).scalar_one())
-    return range(last - count + 1, last + 1)
 
 
 def raise_to(connection: Connection, counters: Table, name: str, value: int | ColumnElement[int]) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -34,7 +36,7 @@ from sqlalchemy import (
 )
 
 from celery_durable.store.clock import now_ms
-from celery_durable.store.sql import database_now, dialect_insert, dialect_of, parts
+from celery_durable.store.sql import Dialect, database_now, dialect_insert, dialect_of, parts
 
 ROWS_A_STATEMENT = 500
 """Rows that one statement names by number, at most: far below every database's limit of parameters."""
@@ -109,7 +111,15 @@ def stage(connection: Connection, outbox: Table, messages: Sequence[Staged]) -> 
             slots[message.topic, message.key, message.slot] = message
     # All writers lock the rows that they replace in one order, so that no two of them can deadlock.
     ordered = [*plain, *(slots[name] for name in sorted(slots))]
-    statement = dialect_insert(dialect_of(connection), outbox).values(
+    connection.execute(
+        _stage(outbox, dialect_of(connection)),
+        [{"topic": m.topic, "key": m.key, "slot": m.slot, "body": m.body, "headers": m.headers} for m in ordered],
+    )
+
+
+@lru_cache(maxsize=64)
+def _stage(outbox: Table, dialect: Dialect) -> Any:
+    statement = dialect_insert(dialect, outbox).values(
         {
             "topic": bindparam("topic"),
             "key": bindparam("key"),
@@ -120,7 +130,7 @@ def stage(connection: Connection, outbox: Table, messages: Sequence[Staged]) -> 
             "staged_at": now_ms(),
         }
     )
-    statement = statement.on_conflict_do_update(
+    return statement.on_conflict_do_update(
         index_elements=["topic", "key", "slot"],
         set_={
             "body": statement.excluded.body,
@@ -130,30 +140,30 @@ def stage(connection: Connection, outbox: Table, messages: Sequence[Staged]) -> 
             "due_at": now_ms(),
         },
     )
-    connection.execute(
-        statement,
-        [{"topic": m.topic, "key": m.key, "slot": m.slot, "body": m.body, "headers": m.headers} for m in ordered],
-    )
 
 
 def claim(connection: Connection, outbox: Table, *, limit: int, hold_ms: int) -> list[Outgoing]:
     """Takes due rows for ``hold_ms``: until then no other relay sends them. Skips rows that are locked."""
+    rows = [Outgoing(*row) for row in connection.execute(_claim(outbox), {"limit": limit, "hold_ms": hold_ms})]
+    return sorted(rows, key=lambda row: row.no)
+
+
+@lru_cache(maxsize=64)
+def _claim(outbox: Table) -> Any:
     due = (
         select(outbox.c.no)
         .where(outbox.c.due_at <= database_now())
         .order_by(outbox.c.due_at, outbox.c.no)
-        .limit(limit)
+        .limit(bindparam("limit"))
         .with_for_update(skip_locked=True)
         .cte("due")
     )
-    statement = (
+    return (
         update(outbox)
         .where(outbox.c.no.in_(select(due.c.no)))
-        .values(due_at=now_ms() + hold_ms)
+        .values(due_at=now_ms() + bindparam("hold_ms", type_=BigInteger))
         .returning(*(outbox.c[name] for name in _OUTGOING))
     )
-    rows = [Outgoing(*row) for row in connection.execute(statement)]
-    return sorted(rows, key=lambda row: row.no)
 
 
 def delivered(connection: Connection, outbox: Table, sent: Sequence[Outgoing]) -> int:
@@ -185,8 +195,13 @@ def failed(
 
 def due_in_ms(connection: Connection, outbox: Table) -> int | None:
     """Ms until the first row is due, 0 or less if one is due now, None if the outbox is empty."""
-    value = connection.execute(select(func.min(outbox.c.due_at) - database_now())).scalar_one()
+    value = connection.execute(_due_in_ms(outbox)).scalar_one()
     return None if value is None else int(value)
+
+
+@lru_cache(maxsize=64)
+def _due_in_ms(outbox: Table) -> Any:
+    return select(func.min(outbox.c.due_at) - database_now())
 
 
 def depth(connection: Connection, outbox: Table) -> tuple[int, int]:
