@@ -12,13 +12,13 @@ import signal
 import subprocess
 import tempfile
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from tests.services.process import NotReady, ServerProcess, ServiceUnavailable, free_port, poll_until
+from tests.services.server import LocalServer, Server
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _SETTINGS = {
 }
 
 
-class KafkaBroker(ABC):
+class KafkaBroker(Server):
     """A broker, whatever it is behind :attr:`bootstrap_servers`."""
 
     kind: Kind
@@ -62,33 +62,6 @@ class KafkaBroker(ABC):
     def real(self) -> bool:
         """True for an Apache Kafka, False for the mock cluster."""
         return self.kind != "mock"
-
-    @abstractmethod
-    def start(self) -> Self:
-        """Starts the broker and waits until it answers."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Ends the broker and removes its data."""
-
-    def kill(self) -> None:
-        """Ends the broker with SIGKILL. Only for ``apache`` and ``container``."""
-        raise ServiceUnavailable(f"Kafka ({self.kind}) cannot be killed by a test")
-
-    def restart(self) -> None:
-        """Kills the broker and starts it again on its log, at the same address."""
-        self.kill()
-        self.start()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def answers(self) -> bool:
         """True if the broker answers a metadata request within 2 s."""
@@ -112,13 +85,16 @@ class ExternalKafka(KafkaBroker):
         pass
 
 
-class ApacheKafka(KafkaBroker):
+class ApacheKafka(KafkaBroker, LocalServer):
     """Apache Kafka in KRaft mode, from its Maven artifacts, as one process on this machine's Java.
 
     :raises ServiceUnavailable: Java is missing, or the artifacts are neither cached nor to be had.
     """
 
     kind = "apache"
+    START_S = 90
+    STOP = (signal.SIGKILL, 10)
+    """Its own shutdown takes seconds and saves nothing that anybody will read."""
 
     def __init__(self) -> None:
         java = shutil.which("java")
@@ -147,21 +123,11 @@ class ApacheKafka(KafkaBroker):
     def start(self) -> Self:
         if not (self._folder / "log").exists():
             self._format()
-        self._process.start()
-        self._process.until(self.answers, 90)
-        return self
-
-    def kill(self) -> None:
-        self._process.kill()
+        return super().start()
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the broker: SIGSTOP and SIGCONT make it hang and go on."""
         self._process.send_all(number)
-
-    def stop(self) -> None:
-        # Kafka's own shutdown takes seconds and saves nothing that anybody will read.
-        self._process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _format(self) -> None:
         words = ["kafka.tools.StorageTool", "format", "--standalone", "-t", _cluster_id(), "-c", str(self._properties)]

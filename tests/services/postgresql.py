@@ -17,6 +17,7 @@ from typing import Self
 import psycopg
 
 from tests.services.process import ServerProcess, ServiceUnavailable, free_port
+from tests.services.server import LocalServer
 
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -29,11 +30,15 @@ _SETTINGS = {
 }
 
 
-class PostgreSQL:
+class PostgreSQL(LocalServer):
     """A cluster with durable commits; it survives :meth:`kill` as it would a power cut.
 
     :raises ServiceUnavailable: no PostgreSQL server is installed.
     """
+
+    START_S = 60
+    STOP = (signal.SIGINT, 30)
+    """A fast shutdown."""
 
     def __init__(self, settings: dict[str, str] | None = None) -> None:
         self.port = free_port()
@@ -60,50 +65,23 @@ class PostgreSQL:
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> Self:
-        """Starts the server, making its cluster the first time, and waits until it answers."""
         if not self._data.exists():
             self._initialise()
-        self._process.start()
-        self._process.until(self._answers, 60)
-        return self
+        return super().start()
 
     def kill(self) -> None:
-        """Ends every process of the server with SIGKILL."""
-        self._process.kill()
+        super().kill()
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def cut_off(self) -> None:
         """An immediate shutdown: every session is cut off, and the next start recovers from the log."""
         self._process.stop(signal.SIGQUIT, 30)
 
-    def restart(self, *, kill: bool = True) -> None:
-        """Ends the server, by SIGKILL or by a fast shutdown, and starts it again on its data."""
-        if kill:
-            self.kill()
-        else:
-            self._process.stop(signal.SIGINT, 30)
-        self.start()
-
-    def stop(self) -> None:
-        """A fast shutdown; removes the cluster."""
-        self._process.stop(signal.SIGINT, 30)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     @contextmanager
     def new_database(self) -> Iterator[str]:
         """A fresh database's URL; the database is dropped at the end."""
         with fresh_database(self.url()) as url:
             yield url
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _initialise(self) -> None:
         if self._user is not None:
@@ -116,7 +94,8 @@ class PostgreSQL:
         if done.returncode != 0:
             raise RuntimeError(f"initdb as {self._user or getpass.getuser()} failed:\n{done.stdout}{done.stderr}")
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether a session can be opened."""
         try:
             psycopg.connect(host="127.0.0.1", port=self.port, user="postgres", dbname="postgres").close()
         except psycopg.OperationalError:

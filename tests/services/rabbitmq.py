@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import tempfile
 import uuid
@@ -13,15 +14,19 @@ from typing import Self
 import amqp
 
 from tests.services.process import ServerProcess, ServiceUnavailable, free_port
+from tests.services.server import LocalServer
 
 _SCRIPTS = (Path("/usr/lib/rabbitmq/bin"), Path("/usr/local/sbin"), Path("/opt/homebrew/sbin"))
 
 
-class RabbitMQ:
+class RabbitMQ(LocalServer):
     """A node with the default user ``guest`` on loopback.
 
     :raises ServiceUnavailable: RabbitMQ or Erlang is not installed.
     """
+
+    START_S = 90
+    STOP = (signal.SIGTERM, 30)
 
     def __init__(self) -> None:
         # Debian's wrapper on PATH switches to the user rabbitmq and to the system's folders: use the script behind it.
@@ -67,12 +72,9 @@ class RabbitMQ:
         return f"amqp://guest:guest@127.0.0.1:{self.port}/{vhost.replace('/', '%2F')}"
 
     def start(self) -> Self:
-        """Starts the node and waits until it answers."""
         if not self._names.alive:
             self._names.start()
-        self._process.start()
-        self._process.until(self._answers, 90)
-        return self
+        return super().start()
 
     def new_vhost(self) -> str:
         """Makes a virtual host and returns its URL."""
@@ -90,35 +92,12 @@ class RabbitMQ:
             raise RuntimeError(f"rabbitmqctl {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def kill(self) -> None:
-        """Ends the node with SIGKILL."""
-        self._process.kill()
-
-    def restart(self, *, kill: bool = True) -> None:
-        """Ends the node, by SIGKILL or in order, and starts it again on its data."""
-        if kill:
-            self.kill()
-        else:
-            self._process.stop(timeout_s=30)
-        self.start()
-
     def stop(self) -> None:
-        """Ends the node and removes its data."""
-        self._process.stop(timeout_s=30)
+        super().stop()
         self._names.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether a connection can be opened."""
         connection = amqp.Connection(f"127.0.0.1:{self.port}", connect_timeout=2)
         try:
             connection.connect()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Self
 
 import redis
 
 from tests.services.process import ServerProcess, ServiceUnavailable, free_port
+from tests.services.server import LocalServer
 
 DATABASES = 4_096
 """Numbered databases of a server: each test takes one of its own."""
 
 
-class Redis:
+class Redis(LocalServer):
     """A server that keeps its data over a restart (append-only file, synced each second).
 
     :raises ServiceUnavailable: ``redis-server`` is not installed.
@@ -40,45 +40,13 @@ class Redis:
         """A new connection, for the test itself; close it."""
         return redis.Redis(port=self.port, db=database)
 
-    def start(self) -> Self:
-        """Starts the server and waits until it answers."""
-        self._process.start()
-        self._process.until(self._answers, 30)
-        return self
-
-    def kill(self) -> None:
-        """Ends the server with SIGKILL."""
-        self._process.kill()
-
-    def restart(self, *, kill: bool = True) -> None:
-        """Ends the server, by SIGKILL or in order, and starts it again on its data."""
-        if kill:
-            self.kill()
-        else:
-            self._process.stop()
-        self.start()
-
     def flush(self) -> None:
         """Wipes every database."""
         with self.client() as client:
             client.flushall()
 
-    def stop(self) -> None:
-        """Ends the server and removes its data."""
-        self._process.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether it answers a ping."""
         try:
             with self.client() as client:
                 return bool(client.ping())
