@@ -62,7 +62,7 @@ class Recoveries:
         self._next = _next_due(tables)
         self._promote = _promote(tables)
         self._expire = _expire(tables)
-        self._keep_classes = _keep_classes(tables)
+        self._keep_classes = keep_classes(tables)
         self._ended_default = _ended(tables, None)
         self._ended_own = _ended(tables, "own")
 
@@ -177,7 +177,7 @@ def _expire(tables: Tables) -> Any:
     )
 
 
-def _keep_classes(tables: Tables) -> Select[Any]:
+def keep_classes(tables: Tables) -> Select[Any]:
     """The retentions that ended operations have of their own: a loose index scan, since they are few."""
     operations = tables.operations
     first, following = operations.alias("first"), operations.alias("following")

@@ -35,10 +35,10 @@ class Flower:
         found: dict[str, Any] = (self.get("/api/tasks") or {}).get(operation_id) or {}
         return found
 
-    def state(self, operation_id: str) -> str | None:
-        """The state that Flower shows."""
-        state: str | None = self.task(operation_id).get("state")
-        return state
+    def wait_for(self, operation_id: str, field: str, part: str, deadline_s: float = 30) -> None:
+        """Waits until the field holds the part."""
+        what = f"{part} in {field}"
+        wait_until(lambda: part in (self.task(operation_id).get(field) or ""), deadline_s, what=what)
 
     def workers(self) -> dict[str, bool]:
         """Every worker in its list, and whether it is alive."""
@@ -58,8 +58,9 @@ def stack(tmp_path: Path, mock_kafka: Kafka, redis_server: str, redis_numbers: I
 
 
 @pytest.fixture
-def service(stack: Stack) -> Service:
-    service = stack.service("billing")
+def service(request: pytest.FixtureRequest, stack: Stack) -> Service:
+    """With the settings that the test names."""
+    service = stack.service("billing", **getattr(request, "param", {}))
     service.broker["task_send_sent_event"] = True  # what turns the events on
     stack.holder()
     service.dispatcher()
@@ -94,7 +95,7 @@ def test_waiting_running_cancelled_lost_and_done(service: Service, flower: Flowe
 
     running = [work.apply_async(("acme", 8.0), group="wf-7") for _ in range(2)]
     for result in running:
-        wait_until(lambda result=result: flower.state(result.id) == "STARTED", 30, what="the first two run")
+        flower.wait_for(result.id, "state", "STARTED")
     waiting, unwanted = work.apply_async(("acme", 0.1), group="wf-7"), work.delay("acme", 0.1)
     wait_until(lambda: "account limit" in flower.task(waiting.id).get("kwargs", ""), 30, what="why it waits is seen")
     shown = flower.task(waiting.id)
@@ -102,22 +103,54 @@ def test_waiting_running_cancelled_lost_and_done(service: Service, flower: Flowe
     assert "account='acme' group='wf-7' waits: account limit" in shown["kwargs"]
 
     unwanted.revoke()
-    wait_until(lambda: flower.state(unwanted.id) == "REVOKED", 30, what="the cancelled one is seen")
+    flower.wait_for(unwanted.id, "state", "REVOKED")
 
     for result in (*running, waiting):
-        wait_until(lambda result=result: flower.state(result.id) == "SUCCESS", 60, what="all three end")
+        flower.wait_for(result.id, "state", "SUCCESS", deadline_s=60)
     shown = flower.task(waiting.id)
     assert (shown["worker"], shown["result"]) == ("first@localhost", "'acme'")
     assert "waits" not in shown["kwargs"]
     assert flower.workers() == {"first@localhost": True}
 
     lost = sleep.delay(3.0)
-    wait_until(lambda: flower.state(lost.id) == "STARTED", 30, what="it runs")
+    flower.wait_for(lost.id, "state", "STARTED")
     first.kill()
-    wait_until(lambda: flower.state(lost.id) == "RETRY", 30, what="its loss is seen")
+    flower.wait_for(lost.id, "state", "RETRY")
     start_worker(service, flower, "second")
-    wait_until(lambda: flower.state(lost.id) == "SUCCESS", 60, what="it ends on the second worker")
+    flower.wait_for(lost.id, "state", "SUCCESS", deadline_s=60)
     assert flower.task(lost.id)["worker"] == "second@localhost"
     assert flower.workers() == {"first@localhost": False, "second@localhost": True}
     states = {state["state"] for state in flower.get("/api/tasks").values()}
     assert states == {"SUCCESS", "REVOKED"}
+
+
+def test_what_ended_before_any_worker_was_there(service: Service, flower: Flower) -> None:
+    """Cancelled or expired while it waited. Nobody is there to say so: the text does, then the first worker, idle."""
+    work = service.task("work")
+    cancelled, expired = work.delay("acme"), work.apply_async(("acme",), expires=0.5)
+    wait_until(lambda: "waits" in flower.task(cancelled.id).get("kwargs", ""), 30, what="it waits in Flower")
+    cancelled.cancel("not wanted")
+    for name, reason in ((cancelled.id, "ended as cancelled: not wanted"), (expired.id, "expired before an attempt")):
+        flower.wait_for(name, "kwargs", reason)
+    assert flower.workers() == {}
+    start_worker(service, flower, "first")
+    for result in (cancelled, expired):
+        flower.wait_for(result.id, "state", "REVOKED")
+    assert flower.workers() == {"first@localhost": True}
+
+
+@pytest.mark.parametrize("service", [{"max_worker_losses": 0}], indirect=True)
+def test_a_worker_that_died_before_its_own_events(service: Service, flower: Flower) -> None:
+    """Killed between the settle and the event, with another attempt under way that is not to run again."""
+    first = start_worker(service, flower, "first")
+    lost, settled = service.task("sleep").delay(60.0), service.task("linger").delay("acme")
+    for result in (lost, settled):
+        flower.wait_for(result.id, "state", "STARTED")
+    wait_until(lambda: settled.state == "SUCCESS", 30, what="it has settled, its hook runs")
+    first.kill()
+    wait_until(lambda: lost.state == "FAILURE", 30, what="recovery finds the other")
+    flower.wait_for(lost.id, "state", "FAILURE")
+    start_worker(service, flower, "second")
+    flower.wait_for(settled.id, "state", "SUCCESS", deadline_s=60)
+    assert flower.task(settled.id)["worker"] == "first@localhost"
+    assert flower.workers() == {"first@localhost": False, "second@localhost": True}
