@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from docs.generate_settings import FILE, render
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LINES_MAX = 400
+"""Of a module of the product; of any other file `LINES_MAX_ANYWHERE`."""
+LINES_MAX_ANYWHERE = 700
 
 # Written in parts, so that this file does not hold what it looks for.
 _MACHINES = re.compile(r"(?<![\w.$}])/(?:" + "|".join(["wo" + "rk", "ro" + "ot", "ho" + "me", "Us" + "ers"]) + r")/\w")
@@ -97,6 +101,99 @@ def test_ci_and_make_have_what_the_readers_of_the_repository_run() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
     for line in (REPOSITORY / "constraints.txt", REPOSITORY / "LICENSE", REPOSITORY / "CHANGELOG.md"):
         assert line.stat().st_size > 500
+
+
+def parsed(*folders: str) -> Iterator[tuple[str, ast.Module]]:
+    """Every tracked Python file of the folders (none: all), by its name."""
+    for path in tracked():
+        name = path.relative_to(REPOSITORY).as_posix()
+        if path.suffix == ".py" and (not folders or name.startswith(folders)):
+            yield name, ast.parse(path.read_text())
+
+
+def test_every_module_says_what_it_is_for_and_none_is_endless() -> None:
+    silent = [name for name, module in parsed() if module.body and not ast.get_docstring(module)]
+    assert silent == []
+    lines = {path.name: path.read_text().count("\n") for path in tracked() if path.suffix == ".py"}
+    assert {name: count for name, count in lines.items() if count >= LINES_MAX_ANYWHERE} == {}
+
+
+def test_what_others_call_has_a_docstring() -> None:
+    """Public classes and functions of both packages; what a class overrides is told where it is declared."""
+    silent = []
+    for name, module in parsed("celery_durable/", "holder_service/"):
+        for node in module.body:
+            if (
+                isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                and not node.name.startswith("_")
+                and not ast.get_docstring(node)
+                and not any(isinstance(by, ast.Name) and by.id == "overload" for by in node.decorator_list)
+                and "migrations/versions/" not in name
+            ):
+                silent.append(f"{name}: {node.name}")
+    assert silent == []
+
+
+def test_no_test_asserts_how_fast_this_machine_is() -> None:
+    """What a busy machine may take is no rule: `harness.within` fails as a missed deadline, and says what for."""
+    timed = re.compile(r"assert [^\n]*(?:monotonic|perf_counter|time\.time)\(\) - \w+ <")
+    found = []
+    for path in tracked():
+        if path.suffix == ".py" and path.relative_to(REPOSITORY).parts[0] == "tests":
+            found += [f"{path.relative_to(REPOSITORY)}: {match[0]}" for match in timed.finditer(path.read_text())]
+    assert found == []
+
+
+def test_text_files_are_clean() -> None:
+    unclean = []
+    for path in tracked():
+        content = path.read_bytes()
+        if content and (not content.endswith(b"\n") or b"\r" in content or re.search(rb"[ \t]\n", content)):
+            unclean.append(str(path.relative_to(REPOSITORY)))
+        assert len(content) < 1_000_000, path
+        assert path.suffix not in {".pyc", ".sqlite3", ".db", ".log", ".pid", ".whl"}, path
+    assert [name for name in unclean if not name.startswith("tests/data/")] == []
+
+
+def documents() -> list[Path]:
+    """Everything that people read."""
+    return [path for path in tracked() if path.suffix == ".md" and "data" not in path.parts]
+
+
+def test_documents_name_only_files_and_targets_that_exist() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
+    shown = set(re.findall(r"^([a-z][a-z-]*):.*##", makefile, flags=re.MULTILINE))
+    assert targets == shown, "`make` lists every target"
+    assert targets <= set(re.findall(r"[a-z-]+", makefile.partition(".PHONY:")[2].splitlines()[0]))
+    missing = []
+    for path in documents():
+        text, name = path.read_text(), path.relative_to(REPOSITORY)
+        missing += [
+            f"{name}: make {target}"
+            for target in re.findall(r"(?:`|^\s*|\$ )make ([a-z][a-z-]+)", text, flags=re.MULTILINE)
+            if target not in targets
+        ]
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if not link.startswith(("http:", "https:", "mailto:", "#")):
+                file = path.parent / link.partition("#")[0]
+                missing += [] if file.exists() else [f"{name}: {link}"]
+    assert missing == []
+
+
+def test_every_document_is_found_from_the_readme() -> None:
+    reached, look = set(), [REPOSITORY / "README.md"]
+    while look:
+        path = look.pop()
+        if path in reached:
+            continue
+        reached.add(path)
+        for link in re.findall(r"\]\(([^)\s:#]+)[^)]*\)", path.read_text()):
+            file = (path.parent / link).resolve()
+            if file.suffix == ".md" and file.is_file():
+                look.append(file)
+    docs = {path for path in documents() if path.relative_to(REPOSITORY).parts[0] in ("docs", "topics")}
+    assert sorted(str(path.relative_to(REPOSITORY)) for path in docs - reached) == []
 
 
 @pytest.fixture(scope="module")
