@@ -122,6 +122,8 @@ class Driver:
         kind = planned.kind
         if planned.target in self._busy:
             return
+        while kind == "postgresql-restart" and "holder's database" in self._busy:
+            self._until(time.monotonic() + _TICK_S)
         at_s = time.monotonic() - self._begun_s
         self.say(f"{at_s:6.1f} s  {kind}: {planned.target}" + (f", {planned.lasts_s:g} s" if planned.lasts_s else ""))
         if kind == "both-holders-kill":
@@ -205,12 +207,11 @@ class Driver:
 
     def _hit_service(self, planned: PlannedFault) -> None:
         number, system = self._begin(planned), self.system
-        if planned.kind == "holder-database-lost":
-            system.lose_holder_database()
-            self._end(number)
-        elif planned.kind in {"redis-flush", "rabbitmq-purge"}:
+        if planned.kind in {"redis-flush", "rabbitmq-purge"}:
             system.forget_messages()
             self._end(number)
+        elif planned.kind == "holder-database-lost":
+            self._in_background(planned.target, system.lose_holder_database, number)
         elif planned.kind == "postgresql-restart":
             self._postgresql_away = True
             system.postgresql.cut_off()
@@ -223,13 +224,22 @@ class Driver:
             server = system.kafka if planned.kind == "kafka-kill" else system.broker
             self._busy.add(planned.target)
             server.kill()
+            self._later(planned.lasts_s, lambda: self._in_background(planned.target, server.start, number))
 
-            def back() -> None:
-                server.start()
-                self._busy.discard(planned.target)
-                self._end(number)
+    def _in_background(self, target: str, action: Callable[[], object], number: int) -> None:
+        """Does what takes seconds; the target is busy until it is done, and then the fault is over."""
+        self._busy.add(target)
+        future = self.system.starter.submit(action)
 
-            self._later(planned.lasts_s, back)
+        def look() -> None:
+            if not future.done():
+                self._later(_TICK_S, look)
+                return
+            future.result()
+            self._busy.discard(target)
+            self._end(number)
+
+        self._later(_TICK_S, look)
 
 
 def _said(process: Process, what: str) -> bool:

@@ -22,6 +22,8 @@ SHARED = (limited("shared:one", 1), limited("shared:two", 2), limited("shared:ma
 GROUPED = limited("shared:groups", 3)
 GROUPS = (limited("wf-1", 1), limited("wf-2", 2))
 DOOMED = limited("shared:doomed", 1)
+LONG = limited("shared:long", 4)
+"""Of bodies that outlive their heartbeat timeout: one or two run at any time, for faults to hit."""
 PROBE_EVERY_S = 0.5
 STALL_S = 1.0
 _RETRY_S = 0.1
@@ -54,12 +56,14 @@ class Load(Background):
     def run(self) -> None:
         """The thread's body."""
         try:
-            probe_at_s = time.monotonic()
-            while not self.stopping.wait(self._rng.expovariate(self._rate)):
-                self._work()
-                if time.monotonic() >= probe_at_s:
+            work_s = probe_s = time.monotonic()
+            while not self.stopping.wait(max(0.0, min(work_s, probe_s) - time.monotonic())):
+                if probe_s <= work_s:
                     self._probe()
-                    probe_at_s = time.monotonic() + PROBE_EVERY_S
+                    probe_s = time.monotonic() + PROBE_EVERY_S
+                else:
+                    self._work()
+                    work_s = time.monotonic() + self._rng.expovariate(self._rate)
         except BaseException as error:
             self.failure = error
             raise
@@ -67,9 +71,11 @@ class Load(Background):
     def _work(self) -> None:
         own = limited(f"{self._service.name}:own", 2)
         plan = self._rng.choices(("succeed", "fail", "retry", "requeue", "die"), (85, 4, 5, 4, 2))[0]
-        duration_s = self._rng.choices((0.05, 0.3, 0.7, 7.0), (60, 30, 9, 1))[0]
+        duration_s = self._rng.choices((0.05, 0.3, 0.7), (60, 30, 10))[0]
         if plan == "die":
             self._enqueue("die", plan, 0.05, DOOMED, "")
+        elif self._rng.random() < 0.08:
+            self._enqueue("permit", plan, round(self._rng.uniform(5, 9), 2), LONG, "")
         elif self._rng.random() < 0.3:
             self._enqueue("grouped", plan, duration_s, GROUPED, self._rng.choice(GROUPS))
         elif self._rng.random() < 0.1:

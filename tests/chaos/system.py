@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +31,7 @@ _SETTINGS: dict[str, Any] = {
     "requeue_after_s": 2.0,
     "resend_min_s": 1.0,
     "resend_max_s": 10.0,
-    "idle_return_s": 3.0,
+    "idle_return_s": 6.0,
     "poll_max_ms": 50,
 }
 _CELERY = {"worker_prefetch_multiplier": 1, "worker_enable_remote_control": False}
@@ -113,6 +114,8 @@ class System:
 
     def _start(self) -> None:
         enter = self.handles.enter_context
+        # A server ends with the thread that started it: this one stays until all have ended.
+        self.starter = enter(ThreadPoolExecutor(1, "starter"))
         self.postgresql = enter(PostgreSQL())
         self.kafka = start_kafka(mock=False, external=False)
         self.handles.callback(self.kafka.stop)
