@@ -200,3 +200,23 @@ def test_every_report_in_a_client_row_is_of_that_client() -> None:
                     vector.database.client_id,
                     vector.database.incarnation,
                 )
+
+
+@pytest.mark.parametrize("name", ["first-operation", "grant", "given-back"])
+def test_both_sides_of_a_conversation_have_the_same_messages(name: str) -> None:
+    client, holder = form.read(FOLDER / f"client-{name}.json"), form.read(FOLDER / f"holder-{name}.json")
+    assert isinstance(client, ClientVector)
+    assert isinstance(holder, HolderVector)
+    heard = [message for step in holder.steps for message in step.input.messages]
+    said = {(reply["version"], reply["answers"]): reply for step in holder.steps for reply in step.output.replies}
+    reports = [step.output.report for step in client.steps if step.output.report is not None]
+    assert reports
+    assert all(report in heard for report in reports)
+    replies = {
+        (step.input.reply["version"], step.input.reply["answers"]): step.input.reply
+        for step in client.steps
+        if step.input.reply
+    }
+    common = replies.keys() & said.keys()
+    assert common
+    assert all(replies[key] == said[key] for key in common)
