@@ -19,6 +19,7 @@ from celery_durable.kafka.witness import witnesses
 from celery_durable.permits.messages import AccountReply, read_reply
 from celery_durable.runtime import Runtime
 from celery_durable.store import offsets, outbox
+from celery_durable.store.accounts import client_identity
 from celery_durable.store.offsets import OffsetMoved, Position
 
 logger = logging.getLogger(__name__)
@@ -38,13 +39,17 @@ class ReplySink(Protocol):
         """The database was restored from a backup: voids all permits, before anything is admitted (section 8)."""
 
 
-def group_id(client_id: str) -> str:
-    """The Kafka consumer group of a client's dispatchers."""
-    return f"celery-durable-{client_id}"
+def group_id(client_id: str, incarnation: str) -> str:
+    """The Kafka consumer group of a database's dispatchers.
+
+    Of the database, not of the client: a second one under the same name (case A35) would take partitions away from the
+    first, and ignore what it reads there.
+    """
+    return f"celery-durable-{client_id}-{incarnation}"
 
 
 class ReplyReader:
-    """The client's reader of replies: a member of the group ``celery-durable-<client_id>``. For one thread.
+    """The client's reader of replies: a member of the group :func:`group_id`. For one thread.
 
     Several dispatchers share the partitions. A reply that cannot be read goes to the dead-letter topic and the
     partition goes on (case B7); one for another incarnation of the database is the sink's to ignore.
@@ -58,7 +63,8 @@ class ReplyReader:
         self._sink = sink
         self._on_applied = on_applied
         self._topic = runtime.settings.replies_topic(runtime.settings.client_id)
-        self._group_id = group_id(runtime.settings.client_id)
+        with runtime.database.transaction("dispatcher.identify") as connection:
+            self._group_id = group_id(*client_identity(connection, runtime.tables, runtime.settings.client_id))
         self._reader = PartitionReader(
             runtime.settings, topic=self._topic, group_id=self._group_id, load=self._load, on_open=self._opened
         )

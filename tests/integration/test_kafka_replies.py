@@ -16,6 +16,7 @@ from celery_durable.kafka.client import producer_config
 from celery_durable.permits.messages import AccountReply
 from celery_durable.runtime import Runtime
 from celery_durable.settings import Settings
+from celery_durable.store.accounts import client_identity
 from celery_durable.store.database import Database
 from celery_durable.store.schema import build_tables
 from tests.harness import wait_until
@@ -215,7 +216,9 @@ def committed_sum(runtime: Runtime) -> int:
 
     from celery_durable.kafka.client import make_consumer
 
-    consumer = make_consumer(runtime.settings, group_id(CLIENT))
+    with runtime.database.transaction() as connection:
+        identity = client_identity(connection, runtime.tables, CLIENT)
+    consumer = make_consumer(runtime.settings, group_id(*identity))
     try:
         topic = runtime.settings.replies_topic(CLIENT)
         found = consumer.committed([TopicPartition(topic, number) for number in range(4)], 10)
@@ -251,17 +254,25 @@ def test_a_restored_database_is_noticed_before_anything_is_admitted(
         restarted.close()
 
 
-def test_a_new_database_under_an_old_name_is_noticed(
-    reader: ReplyReader, runtime: Runtime, cluster: MockCluster, tmp_path: Path
+def test_a_second_database_under_the_same_name_takes_no_reply_away(
+    reader: ReplyReader, runtime: Runtime, sink: Sink, cluster: MockCluster, tmp_path: Path
 ) -> None:
-    send_replies(runtime, reply("acme", 1))
-    read_all(reader, runtime, 1)
-    wait_until(lambda: committed_sum(runtime) == 1)
-    reader.close()
-    new, sink = make_runtime(cluster, f"sqlite:///{tmp_path / 'new.sqlite3'}"), Sink()
-    assert ReplyReader(new, sink).check_restored()
-    assert sink.restorations == 1
-    new.database.dispose()
+    """A35: it reads them all, as the first does, and neither is taken for a restored one."""
+    second, second_sink = make_runtime(cluster, f"sqlite:///{tmp_path / 'second.sqlite3'}"), Sink()
+    other = ReplyReader(second, second_sink)
+    try:
+        for number in range(1, 3):
+            names = [f"a{number}-{each}" for each in range(20)]
+            send_replies(runtime, *(reply(name, 1) for name in names))
+            wait_until(lambda: (other.step(), offsets_sum(second) >= 20 * number)[1])  # noqa: B023
+            read_all(reader, runtime, 20 * number)
+            assert set(names) <= set(sink.newest) & set(second_sink.newest)
+        assert reader.check_restored()
+        assert other.check_restored()
+        assert sink.restorations == second_sink.restorations == 0
+    finally:
+        other.close()
+        second.database.dispose()
 
 
 def test_kafka_away_leaves_it_unknown(runtime: Runtime, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
