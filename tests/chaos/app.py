@@ -90,16 +90,16 @@ def record_beats(path: Path) -> None:
     """Has this process's workers record each start and heartbeat that succeeded, with the time when it was begun."""
     start, beat = Attempts.start, Attempts.beat
 
-    def recorded_start(self: Attempts, attempt: Attempt, *, worker: str, timeout_ms: int) -> Started | None:
+    def recorded_start(self: Attempts, attempt: Attempt, **more: Any) -> Started | None:
         begun = time.monotonic_ns()
-        started = start(self, attempt, worker=worker, timeout_ms=timeout_ms)
+        started = start(self, attempt, **more)
         if started is not None:
             history.write(path, history.Beat(operation=attempt.id, token=attempt.token, time_ns=begun))
         return started
 
-    def recorded_beat(self: Attempts, operation_id: str, token: str, *, timeout_ms: int) -> Beat | None:
+    def recorded_beat(self: Attempts, operation_id: str, token: str, **more: Any) -> Beat | None:
         begun = time.monotonic_ns()
-        renewed = beat(self, operation_id, token, timeout_ms=timeout_ms)
+        renewed = beat(self, operation_id, token, **more)
         if renewed is not None:
             history.write(path, history.Beat(operation=operation_id, token=token, time_ns=begun))
         return renewed

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.chaos.faults import BROKERS, COMMON, Broker
-from tests.chaos.run import run
+from tests.chaos.run import REST_DEADLINE_S, run
 from tests.chaos.summary import show
 from tests.conftest import unavailable
 from tests.services import ServiceUnavailable
@@ -31,6 +31,7 @@ def test_nothing_is_lost_doubled_or_above_a_limit(tmp_path: Path, broker: Broker
         unavailable(error)
         raise
     show(console, outcome)
+    assert outcome.rested, f"{outcome.command}: rest not within {REST_DEADLINE_S:g} s: {outcome.verdict.violations[:3]}"
     assert not outcome.verdict.violations, f"{outcome.command}: {outcome.verdict.violations[0]}"
     assert not outcome.verdict.blind()
     assert set(outcome.figures) >= set(BROKERS[broker])
