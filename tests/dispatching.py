@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Celery
 from kombu import Queue
-from sqlalchemy import Row, event, func, insert, select, update
+from sqlalchemy import Row, event, func, insert, select, text, update
 
 from celery_durable.dispatcher.delivery import Delivery
 from celery_durable.dispatcher.passes import Passes
@@ -152,6 +152,14 @@ class Service:
         with self.database.transaction() as connection:
             connection.execute(self.tables.outbox.delete().where(self.tables.outbox.c.key == account))
         return found
+
+    def waiting_for_locks(self) -> int:
+        """How many sessions of the database wait for a lock now (PostgreSQL)."""
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        with self.database.reading() as connection:
+            return int(connection.execute(text(waiting)).scalar_one())
 
     def passes(self) -> Passes:
         """Its passes; what they admit is in ``handed``."""

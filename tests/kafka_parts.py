@@ -59,6 +59,11 @@ def tables_in(url: str) -> Iterator[Tables]:
         tables.database.dispose()
 
 
+def values(count: int, first: int = 0) -> list[str]:
+    """Values to publish, in their order as texts too."""
+    return [f"{number:04}" for number in range(first, first + count)]
+
+
 def publish(settings: KafkaSettings, topic: str, values: Sequence[str], partition: int | None = None) -> None:
     """Sends the values, each its own key, and waits for Kafka."""
     producer = Producer(producer_config(settings))

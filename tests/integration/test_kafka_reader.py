@@ -17,7 +17,7 @@ from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.store import offsets
 from celery_durable.store.offsets import Position
 from tests.harness import wait_until, within
-from tests.kafka_parts import GROUP, Owner, Tables, kafka_settings, publish, tables_in
+from tests.kafka_parts import GROUP, Owner, Tables, kafka_settings, publish, tables_in, values
 from tests.mock_cluster import MockCluster, Request
 
 TOPIC = "accounts"
@@ -39,24 +39,6 @@ def settings(request: pytest.FixtureRequest, cluster: MockCluster) -> KafkaSetti
 @pytest.fixture
 def classic(cluster: MockCluster) -> KafkaSettings:
     return kafka_settings(cluster.bootstrap_servers)
-
-
-@pytest.fixture
-def tables(sqlite_url: str) -> Iterator[Tables]:
-    with tables_in(sqlite_url) as tables:
-        yield tables
-
-
-@pytest.fixture
-def owners() -> Iterator[list[Owner]]:
-    owners: list[Owner] = []
-    yield owners
-    for owner in owners:
-        owner.reader.close()
-
-
-def values(count: int, first: int = 0) -> list[str]:
-    return [f"{number:04}" for number in range(first, first + count)]
 
 
 def committed(settings: KafkaSettings, partition: int) -> TopicPartition:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from celery_durable.store import offsets, outbox
 from celery_durable.store.offsets import Position
 from celery_durable.store.outbox import Staged
 from tests.harness import Kafka, wait_until, within
-from tests.kafka_parts import GROUP, Owner, Tables, kafka_settings, publish, tables_in
+from tests.kafka_parts import GROUP, Owner, Tables, kafka_settings, publish, values
 from tests.services import KafkaBroker
 
 pytestmark = pytest.mark.kafka
@@ -37,20 +36,6 @@ def settings(apache_kafka: Kafka) -> KafkaSettings:
 def topic(settings: KafkaSettings) -> str:
     create(make_admin(settings), settings.accounts_topic)
     return settings.accounts_topic
-
-
-@pytest.fixture
-def tables(sqlite_url: str) -> Iterator[Tables]:
-    with tables_in(sqlite_url) as tables:
-        yield tables
-
-
-@pytest.fixture
-def owners() -> Iterator[list[Owner]]:
-    owners: list[Owner] = []
-    yield owners
-    for owner in owners:
-        owner.reader.close()
 
 
 def create(admin: AdminClient, topic: str, partitions: int = 2, **config: Any) -> None:
@@ -69,10 +54,6 @@ def recreate(settings: KafkaSettings, topic: str) -> None:
     for future in admin.delete_topics([topic]).values():
         future.result(30)
     create(admin, topic)
-
-
-def values(count: int, first: int = 0) -> list[str]:
-    return [f"{number:04}" for number in range(first, first + count)]
 
 
 def test_topics_apply(settings: KafkaSettings) -> None:

@@ -1,0 +1,42 @@
+"""Fixtures that several modules use: a service's database, and what reads a topic as the holder does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.dispatching import Service
+from tests.kafka_parts import Owner, Tables, tables_in
+
+
+@pytest.fixture
+def service(database_url: str) -> Iterator[Service]:
+    """A service's database, on SQLite and on PostgreSQL."""
+    service = Service(database_url)
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def postgresql(postgresql_url: str) -> Iterator[Service]:
+    """For what SQLite, with its one writer, cannot show."""
+    service = Service(postgresql_url)
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def tables(sqlite_url: str) -> Iterator[Tables]:
+    """A database with an outbox and a table of offsets."""
+    with tables_in(sqlite_url) as tables:
+        yield tables
+
+
+@pytest.fixture
+def owners() -> Iterator[list[Owner]]:
+    """The owners that a test puts here leave their group at the end."""
+    owners: list[Owner] = []
+    yield owners
+    for owner in owners:
+        owner.reader.close()
