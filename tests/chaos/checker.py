@@ -316,7 +316,7 @@ class _Check:
             if math.isinf(run.over_ns):
                 self._violated("unfinished", f"operation {operation}: attempt {run.started.attempt} never ended")
         plan = PLANS[enqueued.plan]
-        if "died" in plan.ends:
+        if plan.cut_short:
             return
         if len(runs) < len(plan.ends):
             self._violated("lost", f"operation {operation} is {row.state} after {len(runs)} of {len(plan.ends)} runs")

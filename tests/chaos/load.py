@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -22,6 +23,8 @@ SHARED = (limited("shared:one", 1), limited("shared:two", 2), limited("shared:ma
 GROUPED = limited("shared:groups", 3)
 GROUPS = (limited("wf-1", 1), limited("wf-2", 2))
 DOOMED = limited("shared:doomed", 1)
+CANCELLED_BEFORE_S = 120.0
+"""What is to be cancelled would run so long."""
 LONG = limited("shared:long", 4)
 """Of bodies that outlive their heartbeat timeout: one or two run at any time, for faults to hit."""
 PROBE_EVERY_S = 0.5
@@ -50,6 +53,8 @@ class Load(Background):
         self._rng = random.Random(f"load {seed} {service.name}")
         self._rate = rate
         self._probes = 0
+        self._cancels: list[tuple[float, str]] = []
+        """When (monotonic) to cancel which operation."""
         self.failure: BaseException | None = None
         """What ended it, if that was not :attr:`stopping`."""
 
@@ -58,22 +63,27 @@ class Load(Background):
         try:
             work_s = probe_s = time.monotonic()
             while not self.stopping.wait(max(0.0, min(work_s, probe_s) - time.monotonic())):
+                self._cancel(time.monotonic())
                 if probe_s <= work_s:
                     self._probe()
                     probe_s = time.monotonic() + PROBE_EVERY_S
                 else:
                     self._work()
                     work_s = time.monotonic() + self._rng.expovariate(self._rate)
+            self._cancel(math.inf)
         except BaseException as error:
             self.failure = error
             raise
 
     def _work(self) -> None:
         own = limited(f"{self._service.name}:own", 2)
-        plan = self._rng.choices(("succeed", "fail", "retry", "requeue", "die"), (85, 4, 5, 4, 2))[0]
+        plan = self._rng.choices(("succeed", "fail", "retry", "requeue", "die", "cancel"), (82, 4, 5, 4, 2, 3))[0]
         duration_s = self._rng.choices((0.05, 0.3, 0.7), (60, 30, 10))[0]
         if plan == "die":
             self._enqueue("die", plan, 0.05, DOOMED, "")
+        elif plan == "cancel":
+            operation = self._enqueue("permit", plan, CANCELLED_BEFORE_S, LONG, "")
+            self._cancels.append((time.monotonic() + self._rng.uniform(0, 4), operation))
         elif self._rng.random() < 0.08:
             self._enqueue("permit", plan, round(self._rng.uniform(5, 9), 2), LONG, "")
         elif self._rng.random() < 0.3:
@@ -94,21 +104,35 @@ class Load(Background):
         self._enqueue("permit", "succeed", 0, limited(f"{WARM}:{name}", 4), "")
         self._enqueue("plain", "succeed", 0, "", "")
 
-    def _enqueue(self, task: str, plan: str, duration_s: float, account: str, group: str) -> None:
-        """Again under the same ID until it is committed: the same call twice is one operation."""
+    def _cancel(self, until_s: float) -> None:
+        """Cancels what is to be cancelled by then."""
+        due = [operation for at_s, operation in self._cancels if at_s <= until_s]
+        self._cancels = [entry for entry in self._cancels if entry[0] > until_s]
+        for operation in due:
+            result = self._service.app.tasks["chaos.permit"].AsyncResult(operation)
+            _until_committed(result.cancel)
+
+    def _enqueue(self, task: str, plan: str, duration_s: float, account: str, group: str) -> str:
+        """Again under the same ID until it is committed: the same call twice is one operation. Returns the ID."""
         found = self._service.app.tasks[f"chaos.{task}"]
         operation = f"{self._service.name}-{uuid.UUID(int=self._rng.getrandbits(128)).hex[:16]}"
-        while True:
-            try:
-                found.apply_async((plan, duration_s, account, group), task_id=operation)
-            except DBAPIError:
-                time.sleep(_RETRY_S)
-            else:
-                break
+        _until_committed(lambda: found.apply_async((plan, duration_s, account, group), task_id=operation))
         history.write(
             self._path,
             Enqueued(operation=operation, service=self._service.name, plan=plan, account=account, group=group),
         )
+        return operation
+
+
+def _until_committed(write: Callable[[], object]) -> None:
+    """Writes, again and again while the database is away."""
+    while True:
+        try:
+            write()
+        except DBAPIError:
+            time.sleep(_RETRY_S)
+        else:
+            return
 
 
 class Witness(Background):

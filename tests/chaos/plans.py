@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from celery_durable.store.schema import FAILED, SUCCEEDED
+from celery_durable.store.schema import CANCELLED, FAILED, SUCCEEDED
 
 RETRIES = 2
 
@@ -16,6 +16,8 @@ class Plan:
     state: str
     ends: tuple[str, ...]
     """How its bodies end, one after the other; what a fault ended is made again and not counted."""
+    cut_short: bool = False
+    """Fewer bodies may run, and the last may end in any way: from outside, or by too many losses."""
 
 
 PLANS = {
@@ -23,7 +25,8 @@ PLANS = {
     "fail": Plan(FAILED, ("failed",)),
     "retry": Plan(SUCCEEDED, (*["retry"] * RETRIES, "returned")),
     "requeue": Plan(SUCCEEDED, ("retry", "returned")),
-    "die": Plan(FAILED, ("died", "died")),
+    "die": Plan(FAILED, ("died", "died"), cut_short=True),
+    "cancel": Plan(CANCELLED, ("aborted",), cut_short=True),
 }
 
 FRESH, WARM, PLAIN = "fresh", "warm", "plain"

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -65,22 +65,26 @@ class Figure:
 
 @dataclass
 class Rig:
-    """Servers of its own, and one stack on them at a time."""
+    """Servers, and one stack on them at a time.
+
+    :param postgresql: URL of a server.
+    :param redis: address of a server, without a database.
+    :param numbers: its free databases.
+    """
 
     folder: Path
-    postgresql: PostgreSQL
-    kafka: KafkaBroker
-    redis: Redis
-    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    postgresql: str
+    kafka: Kafka
+    redis: str
+    numbers: Iterator[int]
 
     @contextmanager
     def stack(self, name: str) -> Iterator[Stack]:
         """A fresh stack, under topics of its own."""
         folder = self.folder / name
         folder.mkdir(parents=True)
-        kafka = Kafka(self.kafka.bootstrap_servers, self.kafka.kind, Kafka.new_prefix())
-        address = self.redis.url().rpartition("/")[0]
-        with Stack(folder, kafka=kafka, postgresql=self.postgresql.url(), redis=(address, self.numbers)) as stack:
+        kafka = replace(self.kafka, topic_prefix=Kafka.new_prefix())
+        with Stack(folder, kafka=kafka, postgresql=self.postgresql, redis=(self.redis, self.numbers)) as stack:
             yield stack
 
 
@@ -131,7 +135,9 @@ def lost_workers(rig: Rig, times: int, rng: random.Random) -> Figure:
             starts = _starts(service, lost.id, 1)
             time.sleep(rng.uniform(0, 1.5))
             index = next(
-                i for i, worker in enumerate(workers) if operation(service, lost.id).worker.startswith(worker.label)
+                i
+                for i, worker in enumerate(workers)
+                if operation(service, lost.id).worker.startswith(f"{worker.label}@")
             )
             killed_ns = time.monotonic_ns()
             workers[index].kill()
@@ -170,8 +176,8 @@ def lost_holders(rig: Rig, protocol: str, times: int) -> list[Figure]:
     return [moves, leased]
 
 
-def lost_kafka(rig: Rig, away_s: float) -> list[Figure]:
-    """Kafka is killed, and started again after ``away_s``."""
+def lost_kafka(rig: Rig, broker: KafkaBroker, away_s: float) -> list[Figure]:
+    """Kafka, the rig's, is killed, and started again after ``away_s``."""
     leased = Figure(f"Kafka away for {away_s:g} s: longest wait under a lease", bound_s=LEASED_WAIT_S)
     plain = Figure(f"Kafka away for {away_s:g} s: longest wait without an account", bound_s=LEASED_WAIT_S)
     again = Figure(f"Kafka away for {away_s:g} s: a new permit after it answers again")
@@ -183,11 +189,11 @@ def lost_kafka(rig: Rig, away_s: float) -> list[Figure]:
         service.task("work").delay("warm:leased", 0).get(timeout=_READY_S)
         stream = Stream(service)
         stream.start()
-        rig.kafka.kill()
+        broker.kill()
         waiting = service.task("work").delay("cold:unseen", 0)
         time.sleep(away_s)
         assert operation(service, waiting.id).state == "queued"
-        rig.kafka.start()
+        broker.start()
         answers_ns = time.monotonic_ns()
         again.seconds.append((_starts(service, waiting.id, 1, 120)[0] - answers_ns) / 1e9)
         waits = stream.stop()
@@ -203,7 +209,7 @@ def lost_members(rig: Rig, times: int) -> list[Figure]:
         settings = strategy if name == "consumer" else {**strategy, **_CLASSIC}
         figure = Figure(f"Kafka alone ({name}): the other member has the partitions")
         topic = f"members-{Kafka.new_prefix()}"
-        Kafka(rig.kafka.bootstrap_servers, rig.kafka.kind).create_topics({topic: 12})
+        rig.kafka.create_topics({topic: 12})
         folder = rig.folder / topic
         folder.mkdir()
         members = [_member(rig.kafka, topic, settings, folder / f"{number}.log") for number in range(2)]
@@ -224,7 +230,7 @@ def lost_members(rig: Rig, times: int) -> list[Figure]:
     return figures
 
 
-def _member(kafka: KafkaBroker, topic: str, settings: dict[str, Any], log: Path) -> Process:
+def _member(kafka: Kafka, topic: str, settings: dict[str, Any], log: Path) -> Process:
     words = [kafka.bootstrap_servers, f"{topic}-group", topic, json.dumps(settings)]
     process = Process(
         log.stem, [sys.executable, "-m", "tests.chaos.member", *words], folder=log.parent, env={}, cwd=REPOSITORY
@@ -268,7 +274,7 @@ def _one_a_partition(service: Service, number: int) -> list[str]:
     raise AssertionError("count never ends")
 
 
-def _shared_by(kafka: KafkaBroker, group: str, members: int) -> None:
+def _shared_by(kafka: Kafka, group: str, members: int) -> None:
     """Waits until so many members of the group have partitions, and nothing moves."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
 
@@ -286,10 +292,12 @@ def measure(folder: Path, *, times: int, kafka_away_s: float, parts: Sequence[st
     """All figures, on servers of its own."""
     rng = random.Random(seed)
     figures: list[Figure] = []
-    kafka = start_kafka(mock=False, external=False)
+    broker = start_kafka(mock=False, external=False)
     try:
         with PostgreSQL() as postgresql, Redis() as redis:
-            rig = Rig(folder, postgresql, kafka, redis)
+            address = redis.url().rpartition("/")[0]
+            kafka = Kafka(broker.bootstrap_servers, broker.kind)
+            rig = Rig(folder, postgresql.url(), kafka, address, itertools.count(1))
             if "worker" in parts:
                 figures.append(lost_workers(rig, times, rng))
             if "holder" in parts:
@@ -298,9 +306,9 @@ def measure(folder: Path, *, times: int, kafka_away_s: float, parts: Sequence[st
             if "members" in parts:
                 figures += lost_members(rig, times)
             if "kafka" in parts:
-                figures += lost_kafka(rig, kafka_away_s)
+                figures += lost_kafka(rig, broker, kafka_away_s)
     finally:
-        kafka.stop()
+        broker.stop()
     return figures
 
 

@@ -90,6 +90,8 @@ def scene() -> Scene:
     scene.operation("fails", (3, 4, "failed"), plan="fail")
     scene.operation("retries", (5, 6, "retry"), (6.5, 7, "retry"), (7.5, 8, "returned"), plan="retry")
     scene.operation("dies", (9, 9.5, "died"), (10, 10.5, "died"), plan="die", pids=(71, 72))
+    scene.operation("cancelled", (11, 12, "aborted"), plan="cancel")
+    scene.operation("cancelled early", plan="cancel")
     return scene
 
 
@@ -101,7 +103,7 @@ def test_a_good_history_is_good_and_was_looked_at(scene: Scene) -> None:
     verdict = scene.check()
     assert not verdict.violations
     assert not verdict.blind()
-    assert verdict.runs == 8
+    assert verdict.runs == 9
     assert not verdict.explained
 
 
@@ -177,6 +179,11 @@ def ended_in_another_way(scene: Scene) -> None:
     scene.spoil("fails", state="succeeded")
 
 
+def was_not_cancelled(scene: Scene) -> None:
+    scene.operation("cancelled", (20, 21, "returned"), plan="cancel")
+    scene.spoil("cancelled", state="succeeded")
+
+
 def succeeded_without_running(scene: Scene) -> None:
     scene.operation("ghost")
 
@@ -244,6 +251,7 @@ def states_do_not_add_up(scene: Scene) -> None:
         (lost_from_the_table, "lost"),
         (never_ended, "lost"),
         (ended_in_another_way, "lost"),
+        (was_not_cancelled, "lost"),
         (succeeded_without_running, "lost"),
         (retried_too_little, "lost"),
         (succeeded_though_its_last_body_was_stopped, "outcome"),
@@ -322,4 +330,5 @@ def test_a_history_comes_back_from_its_file(scene: Scene, tmp_path: Path) -> Non
         "fails": 1,
         "retries": 3,
         "dies": 2,
+        "cancelled": 1,
     }
