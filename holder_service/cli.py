@@ -151,13 +151,14 @@ def _print_table(found: Iterable[Usage]) -> None:
     empty = True
     for usage in found:
         empty = False
-        remarks = "paused" if usage.paused else ""
+        remarks = ", ".join([*["paused"] * usage.paused, f"epoch {usage.epoch}, version {usage.version}"])
         counts = (str(usage.in_use), str(usage.waiting), str(usage.footprint))
         table.add_row(_plain(usage.account), str(usage.limit), _plain(usage.source), *counts, remarks, style="bold")
         for client in usage.clients:
             counts = (str(client.in_use), str(client.waiting), str(client.footprint))
-            waits = "has not acknowledged the epoch" if client.must_acknowledge else ""
-            table.add_row(_plain(f"  {client.client_id}"), "", "", *counts, waits)
+            heard = f"heard {client.last_report_ms / 1000:.0f} s ago"
+            remarks = f"{heard}, is asked to acknowledge" if client.must_acknowledge else heard
+            table.add_row(_plain(f"  {client.client_id}"), "", "", *counts, remarks)
     if empty:
         click.echo("no account has anything in use or waiting")
     else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from celery_durable.permits.messages import AccountReport, Command, Forfeit, Pause, ReportGroup, SetLimit
 from holder_service.account import AccountState, Client, Pair
-from holder_service.footprint import acknowledge, held, keep, show_anew
+from holder_service.footprint import acknowledge, footprint, held, keep, show_anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,11 @@ def _take_forfeit(work: Work, command: Forfeit) -> None:
             f"{command.version} is ignored: the client was given permits after that; if it is gone, forfeit it again"
         )
         return
+    freed = sum(footprint(client, pair) for pair in client.pairs.values())
+    work.warnings.append(
+        f"account {command.account!r}: client {command.client!r} is forfeited by {command.by or command.client_id!r} "
+        f"({command.why}): {freed} permits of it count no more"
+    )
     forfeit(work, client)
 
 

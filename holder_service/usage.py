@@ -18,7 +18,7 @@ class ClientUsage:
     in_use: int
     waiting: int
     footprint: int
-    last_report_ms: int | None
+    last_report_ms: int
     """How long ago its newest report came."""
     must_acknowledge: bool
 
@@ -34,6 +34,9 @@ class Usage:
     in_use: int
     waiting: int
     footprint: int
+    epoch: int
+    version: int
+    """With ``epoch``, up to where a forfeit that is made now would free."""
     clients: Sequence[ClientUsage] = ()
 
 
@@ -59,5 +62,7 @@ def of(state: AccountState, now_ms: int, settings: SemaphoreSettings) -> Usage:
         in_use=sum(client.in_use for client in clients),
         waiting=sum(client.waiting for client in clients),
         footprint=sum(client.footprint for client in clients),
+        epoch=state.epoch,
+        version=state.version,
         clients=clients,
     )

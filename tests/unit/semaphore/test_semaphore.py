@@ -360,3 +360,22 @@ def test_usage_is_what_people_see(paused):
     seen = usage.of(holder.state, holder.now_ms + 5, holder.settings)
     assert (seen.limit, seen.source, seen.paused, seen.in_use, seen.waiting) == (4, "declared", paused, 2, 1)
     assert seen.clients[0].last_report_ms == 5
+    assert (seen.epoch, seen.version) == (holder.state.epoch, holder.state.version)
+
+
+def test_what_people_see_is_what_a_forfeit_needs():
+    """A20: epoch and version as shown free all that was given by then; who and why are said with what they free."""
+    holder = Holder()
+    holder.decide(holder.report("a", waits(4)))
+    holder.decide(holder.report("b", waits(2)), later_ms=3_600_000)
+    seen = usage.of(holder.state, holder.now_ms, holder.settings)
+    assert [(each.client_id, each.footprint, each.last_report_ms) for each in seen.clients] == [
+        ("a", 4, 3_600_000),
+        ("b", 0, 0),
+    ]
+    forfeit = {"client": "a", "epoch": seen.epoch, "version": seen.version, "by": "kim", "why": "switched off"}
+    decision = holder.decide(command(Forfeit, **forfeit))
+    assert decision.warnings == [
+        "account 'tenant:acme': client 'a' is forfeited by 'kim' (switched off): 4 permits of it count no more"
+    ]
+    assert holder.permits("b") == 4, "and what may come"
