@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from celery_durable.crashpoints import crashpoint
 from celery_durable.monitoring.event_words import Event
 from celery_durable.monitoring.unproven import Life
 
@@ -67,4 +68,6 @@ class EventBroker:
     def _publish(self, event: Event) -> None:
         self._connect()
         self._dispatcher.hostname = event.worker or self._client
+        crashpoint("events.message", "before_publish")
         self._dispatcher.send(event.type, retry=False, **event.fields)
+        crashpoint("events.message", "after_publish")

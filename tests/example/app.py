@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import Reject
 
 from celery_durable import DurableTask, spool
 from tests.example.records import write_record
@@ -98,6 +99,15 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
                 raise self.retry(countdown=0.2)
             retries: int = self.request.retries
             return retries
+
+    @operation(name="example.requeued", account="{account}", limit=2)
+    def requeued(self: Any, account: str, flag: str) -> str:
+        """Asks to be delivered again, once: then the file ``flag`` is there."""
+        with recorded(self, account):
+            if not Path(flag).exists():
+                Path(flag).touch()
+                raise Reject("not now", requeue=True)
+        return account
 
     @operation(name="example.looked_up", account=lambda customer, retries=0: directory[customer], max_retries=10)
     def looked_up(self: Any, customer: str, retries: int = 0) -> str | None:
