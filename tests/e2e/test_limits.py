@@ -280,7 +280,8 @@ def test_stopping_an_account(billing: Service, kind: str) -> None:
     for result in waiting:
         result.get(timeout=60)
     started = min(r.time_ns for r in billing.records() if r.account == account and r.operation_id == waiting[0].id)
-    assert (started - resumed_ns) / 1e9 < 1 + SLOW_MACHINE_S
+    took_s = (started - resumed_ns) / 1e9
+    assert took_s < 1 + SLOW_MACHINE_S, f"not within {1 + SLOW_MACHINE_S:g} s: it goes on (after {took_s:.1f} s)"
     History([billing]).check_bound(2, account=account)
 
 
