@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from celery import states
-from celery.backends.base import BaseBackend
+from celery.backends.base import BaseBackend, DisabledBackend
 from celery.exceptions import Retry, TaskError, TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult
@@ -225,7 +225,14 @@ class DurableAsyncResult(AsyncResult, Generic[R]):
         runtime = runtime_of(self.app)
         reason = bound_text(reason, bytes_max=runtime.settings.error_bytes_max)
         with transactions.transaction(runtime, "results.cancel") as sql:
-            return statements(sql, runtime.tables).cancel(sql, self.id, reason)
+            return statements(sql, runtime.tables).cancel(sql, self.id, reason, tells=tells(self.app))
+
+
+def tells(app: Celery) -> bool:
+    """Whether a result backend of the app's own, or of one of its tasks, is told how operations end."""
+    own = (getattr(task, "_backend", None) for task in app.tasks.values())
+    silent = (DurableBackend, DisabledBackend)
+    return any(backend is not None and not isinstance(backend, silent) for backend in (app.backend, *own))
 
 
 def durable_backend(app: Celery) -> DurableBackend:

@@ -13,6 +13,7 @@ from celery_durable.dispatcher.passes import Passes
 from celery_durable.dispatcher.recovery import Recovery
 from celery_durable.dispatcher.replies import ReplyReader
 from celery_durable.dispatcher.retention import LOOK_EVERY_S, Retention
+from celery_durable.dispatcher.telling import Telling
 from celery_durable.errors import ConfigurationError
 from celery_durable.kafka.relay import Relay
 from celery_durable.monitoring import events
@@ -88,6 +89,7 @@ class Dispatcher:
             self._recovery_loop,
             self._loop("replies", self._replies.step),
             self._loop("events", events.make_step(app)),
+            self._loop("telling", Telling(app, runtime).step),
             self._loop("retention", Retention(runtime).step, 1.0, LOOK_EVERY_S),
             self._loop("watch", self._look, watch_s, watch_s),
         ]

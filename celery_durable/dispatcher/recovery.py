@@ -11,11 +11,13 @@ from sqlalchemy import Connection
 from celery_durable.outcomes import loss_encoder
 from celery_durable.permits.limits import merge_declared
 from celery_durable.permits.messages import Declared
+from celery_durable.results import tells
 from celery_durable.runtime import Runtime
 from celery_durable.store import accounts
 from celery_durable.store.losses import Losses
 from celery_durable.store.recovery import Moved, Recoveries
-from celery_durable.store.schema import ADMITTED, PERMIT_STATES
+from celery_durable.store.schema import ADMITTED, CANCELLED, FAILED, PERMIT_STATES
+from celery_durable.store.untold import Untold
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -42,7 +44,9 @@ class Recovery:
         on_wakes: Callable[[], None] = _nothing,
         on_admitted: Callable[[], None] = _nothing,
     ) -> None:
+        self._app = app
         self._database = runtime.database
+        self._untold = Untold(runtime.tables)
         self._tables = runtime.tables
         self._statements = Recoveries(runtime.tables)
         self._losses = Losses(
@@ -76,11 +80,16 @@ class Recovery:
                 if one.account is not None and one.state not in PERMIT_STATES:
                     woken[one.account] = merge_declared(woken.get(one.account), one.declared)
             accounts.wake_declaring(connection, self._tables, woken)
+            self._untold.mark(connection, [one.id for one in moved if self._tells(one.state)])
         if woken:
             self._on_wakes()
         if any(one.state == ADMITTED for one in moved):
             self._on_admitted()
         return len(moved)
+
+    def _tells(self, state: str) -> bool:
+        # A failure has errbacks perhaps, whatever the result backend is.
+        return state == FAILED or (state == CANCELLED and tells(self._app))
 
     def _expire(self, connection: Connection) -> Sequence[Moved]:
         return self._statements.expire(connection, self._batch_max)
@@ -92,4 +101,4 @@ class Recovery:
         losses = self._losses.end_overdue(connection, self._batch_max)
         for loss in losses:
             logger.warning("operation %s: %s; it is %s", loss.lost.id, loss.text, loss.state)
-        return [Moved(loss.lost.account, loss.state) for loss in losses]
+        return [Moved(loss.lost.id, loss.lost.account, loss.state) for loss in losses]

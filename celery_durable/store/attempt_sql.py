@@ -13,6 +13,7 @@ from sqlalchemy.sql.compiler import IdentifierPreparer
 
 from celery_durable.store.clock import NOW_MS_SQL
 from celery_durable.store.schema import Tables
+from celery_durable.store.untold import GRACE_MS
 
 RETURNED = ("id", "account", "state", "worker", "started_at")
 """Columns of the row that a settle changed."""
@@ -83,6 +84,13 @@ _HISTORY = """
     SELECT done.id, CAST(:generation AS integer), CAST(:attempt AS integer), CAST(:outcome AS varchar(16)),
         done.worker, CAST(:token AS varchar(64)), done.started_at, {now}, CAST(:error AS text) FROM {done}
     """
+_UNTOLD = f"""
+    INSERT INTO {{untold}} (operation_id, generation, due_at, tries)
+    SELECT done.id, CAST(:generation AS integer), {{now}} + {GRACE_MS}, 0 FROM {{done}}
+    WHERE done.state IN ('succeeded', 'failed', 'cancelled')
+    ON CONFLICT (operation_id) DO UPDATE
+    SET generation = excluded.generation, due_at = excluded.due_at, tries = excluded.tries
+    """
 _MESSAGE = """
     UPDATE {payloads} SET body = :body, content_type = :body_type, content_encoding = :body_encoding,
         headers = {headers}, properties = {properties}, publish = {publish}
@@ -99,6 +107,14 @@ class Settle:
     then: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Settles:
+    """One settle in two forms: as it is, and with the mark that its end is to be told, where it is one."""
+
+    silent: Settle
+    marked: Settle
+
+
 class AttemptStatements:
     """The statements for one client's tables, in the driver's own parameter style."""
 
@@ -106,7 +122,7 @@ class AttemptStatements:
         self._postgresql = dialect == "postgresql"
         names = {
             name: preparer.format_table(getattr(tables, name))
-            for name in ("operations", "payloads", "attempts", "wakes")
+            for name in ("operations", "payloads", "attempts", "untold", "wakes")
         }
         as_json = "CAST(:{} AS json)" if self._postgresql else ":{}"
         columns = ", ".join(f":done_{column} AS {column}" for column in RETURNED)
@@ -127,7 +143,10 @@ class AttemptStatements:
         self.repeat = self._settle(_REPEAT, _WAKE_IF_RELEASED, _HISTORY)
         self.retry = self._settle(_RETRY, _WAKE_IF_RELEASED, _HISTORY, _MESSAGE)
 
-    def _settle(self, update: str, *then: str) -> Settle:
+    def _settle(self, update: str, *then: str) -> Settles:
+        return Settles(self._built(update, *then), self._built(update, *then, _UNTOLD))
+
+    def _built(self, update: str, *then: str) -> Settle:
         update = f"{update} RETURNING {', '.join(RETURNED)}"
         parts = [f"done AS ({update})", *(f"then_{number} AS ({part})" for number, part in enumerate(then))]
         whole = f"WITH {', '.join(parts)} SELECT {', '.join(RETURNED)} FROM done"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from celery_durable.crashpoints import crashpoint
 from celery_durable.errors import AttemptLost
 from celery_durable.store.accounts import wake
-from celery_durable.store.attempt_sql import RETURNED, AttemptStatements, Settle
+from celery_durable.store.attempt_sql import RETURNED, AttemptStatements, Settle, Settles
 from celery_durable.store.database import Database
 from celery_durable.store.schema import (
     CANCELLED,
@@ -28,6 +28,7 @@ from celery_durable.store.schema import (
     SUCCEEDED,
     Tables,
 )
+from celery_durable.store.untold import GRACE_MS, Mark, Untold
 
 if TYPE_CHECKING:
     from celery_durable.message import CapturedMessage
@@ -42,6 +43,14 @@ class Attempt:
     generation: int
     attempt: int
     token: str
+    tells: bool = False
+    """The app's own result backend is told how the operation ends: what ends it leaves a mark until that is done."""
+    errbacks: bool = False
+    """The same for ``link_error``, unless it ends well."""
+
+    def marks(self, state: str) -> bool:
+        """Whether an end in this state leaves a mark."""
+        return self.tells or (self.errbacks and state != SUCCEEDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,7 @@ class Attempts:
         self._database = database
         self._tables = tables
         self._postgresql = database.dialect == "postgresql"
+        self._untold = Untold(tables)
         self._statements = AttemptStatements(tables, database.dialect, database.engine.dialect.identifier_preparer)
 
     def start(self, attempt: Attempt, *, worker: str, timeout_ms: int) -> Started | None:
@@ -182,16 +192,24 @@ class Attempts:
             loss = losses.end_own(connection, attempt, why)
             if loss is not None:
                 wake(connection, self._tables, [None if loss.state in PERMIT_STATES else loss.lost.account])
+                if attempt.marks(loss.state):
+                    self._untold.mark(connection, [attempt.id], grace_ms=GRACE_MS)
         if loss is None:
             raise self._refusal(attempt, LOST, *self._written(attempt))
         return loss.state
 
-    def _settle(self, place: str, settle: Settle, attempt: Attempt, outcome: str, params: dict[str, Any]) -> str:
+    def told(self, marks: Sequence[Mark]) -> None:
+        """Takes back the marks of ends that were told."""
+        with self._database.transaction("worker.told") as connection:
+            self._untold.told(connection, marks)
+
+    def _settle(self, place: str, settles: Settles, attempt: Attempt, outcome: str, params: dict[str, Any]) -> str:
         """Returns the operation's state after it.
 
         :raises AlreadySettled: the attempt is no longer this token's, and was not settled in this way before.
         """
         params.update(_key(attempt))
+        settle = settles.marked if attempt.marks(outcome) else settles.silent
         if self._postgresql:
             crashpoint(place, "before_commit")
             row = self._one(settle.whole, params)

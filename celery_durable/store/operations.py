@@ -30,6 +30,7 @@ from celery_durable.errors import DuplicateOperationError
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import ADMITTED, CANCELLED, ENDED_STATES, QUEUED, RUNNING, SCHEDULED, Tables
 from celery_durable.store.sql import Dialect, dialect_insert, dialect_of, parts
+from celery_durable.store.untold import Untold
 
 _PAYLOAD_COLUMNS = (
     "id",
@@ -135,6 +136,7 @@ class Operations:
         self._insert = _insert_operation(tables, dialect)
         self._insert_returning = self._insert.returning(tables.operations.c.id)
         self._payload = insert(tables.payloads)
+        self._untold = Untold(tables)
         self._wake = insert(tables.wakes)
         self._insert_all = _insert_all(tables, self._insert) if self._postgresql else None
         self._cancel = _cancel(tables)
@@ -217,16 +219,22 @@ class Operations:
         """The operation's state alone: what a waiting caller polls."""
         return connection.execute(self._state, {"key": operation_id}).scalar_one_or_none()
 
-    def cancel(self, connection: Connection, operation_id: str, reason: str = "cancelled") -> Cancelled:
+    def cancel(
+        self, connection: Connection, operation_id: str, reason: str = "cancelled", *, tells: bool = False
+    ) -> Cancelled:
         """Ends an operation that does not run; asks the worker of one that runs to stop it.
 
         Takes no account's lock: it writes the operation's row and, where it ended one with an account, a wake.
+
+        :param tells: the app's own result backend is to be told of an end.
         """
         row = connection.execute(self._cancel, {"key": operation_id, "reason": reason}).one_or_none()
         if row is None:
             return "unknown" if self.state(connection, operation_id) is None else "ended"
         if row.state == RUNNING:
             return "requested"
+        if tells:
+            self._untold.mark(connection, [operation_id])
         if row.account is not None:
             connection.execute(self._wake, {"account": row.account})
         return "cancelled"

@@ -20,6 +20,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    exists,
     func,
     or_,
     select,
@@ -49,6 +50,7 @@ class Moved:
     An account keeps no row while its operations only wait for their time, so one that is queued declares anew.
     """
 
+    id: str
     account: str | None
     state: str
     declared: Declared = field(default_factory=Declared)
@@ -73,7 +75,7 @@ class Recoveries:
 
     def expire(self, connection: Connection, limit: int) -> list[Moved]:
         """Cancels operations that expired before an attempt started (case D5)."""
-        return [Moved(row.account, row.state) for row in connection.execute(self._expire, {"limit": limit})]
+        return [Moved(row.id, row.account, row.state) for row in connection.execute(self._expire, {"limit": limit})]
 
     def promote(self, connection: Connection, limit: int) -> list[Moved]:
         """Moves on what is due: ``retrying`` to ``admitted``, ``scheduled`` to ``queued``.
@@ -83,7 +85,7 @@ class Recoveries:
         """
         rows = connection.execute(self._promote, {"limit": limit}).all()
         declared = self._declared(connection, [row.id for row in rows if row.state == QUEUED])
-        return [Moved(row.account, row.state, declared.get(row.id, Declared())) for row in rows]
+        return [Moved(row.id, row.account, row.state, declared.get(row.id, Declared())) for row in rows]
 
     def _declared(self, connection: Connection, ids: Sequence[str]) -> dict[str, Declared]:
         payloads = self._tables.payloads
@@ -173,7 +175,7 @@ def _expire(tables: Tables) -> Any:
         update(operations)
         .where(operations.c.order_no.in_(select(due.c.order_no)))
         .values(state=CANCELLED, due_at=None, ended_at=now_ms(), error="expired before an attempt started")
-        .returning(operations.c.account, operations.c.state)
+        .returning(operations.c.id, operations.c.account, operations.c.state)
     )
 
 
@@ -196,7 +198,7 @@ def keep_classes(tables: Tables) -> Select[Any]:
 
 
 def _ended(tables: Tables, retention: str | None) -> Select[Any]:
-    operations = tables.operations
+    operations, untold = tables.operations, tables.untold
     keep_ms: BindParameter[int] = bindparam("keep_ms", type_=BigInteger)
     return (
         select(operations.c.order_no, operations.c.id)
@@ -204,6 +206,7 @@ def _ended(tables: Tables, retention: str | None) -> Select[Any]:
             operations.c.retention_ms.is_(None) if retention is None else operations.c.retention_ms == keep_ms,
             in_states(operations, ENDED_STATES),
             operations.c.ended_at <= database_now() - keep_ms,
+            ~exists().where(untold.c.operation_id == operations.c.id),
         )
         .order_by(operations.c.ended_at)
         .limit(bindparam("limit"))

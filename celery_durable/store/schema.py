@@ -53,6 +53,7 @@ class Tables:
     operations: Table
     payloads: Table
     attempts: Table
+    untold: Table
     wakes: Table
     accounts: Table
     outbox: Table
@@ -192,6 +193,16 @@ def build_tables(prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> Tab
         Index(f"{prefix}attempts_operation", "operation_id"),
         comment="History: one row for each failed or lost attempt",
     )
+    untold = Table(
+        f"{prefix}untold",
+        metadata,
+        Column("operation_id", String(255), primary_key=True),
+        Column("generation", Integer, nullable=False, comment="which of its ends"),
+        Column("due_at", BigInteger, nullable=False, comment="when a dispatcher tells it"),
+        Column("tries", Integer, nullable=False, server_default="0"),
+        Index(f"{prefix}untold_due", "due_at"),
+        comment="Ended operations of which the app's own result backend, or an errback, may not know yet",
+    )
     wakes = Table(
         f"{prefix}wakes",
         metadata,
@@ -221,6 +232,7 @@ def build_tables(prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> Tab
         operations=operations,
         payloads=payloads,
         attempts=attempts,
+        untold=untold,
         wakes=wakes,
         accounts=accounts,
         outbox=outbox_table(metadata, prefix),

@@ -2,7 +2,7 @@
 
 What is settled is told to the app's own result backend too, unless that is ``durable://``: chords, and code that waits
 there, go on as for a plain task. In a worker's main process it only forwards: there the request settles, when the child
-is gone.
+is gone. In a dispatcher too: it tells what whoever ended the operation has not told.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import states
+from celery.backends.base import DisabledBackend
 from celery.utils.log import get_logger
 
 from celery_durable.crashpoints import crashpoint
-from celery_durable.message import RUN_HEADER
+from celery_durable.message import GENERATION_HEADER, RUN_HEADER
 from celery_durable.results import DurableBackend
 from celery_durable.store.schema import CANCELLED, FAILED, RETRYING, SCHEDULED, SUCCEEDED
+from celery_durable.store.untold import Mark
 from celery_durable.worker import runs, settle
 from celery_durable.worker.runs import Run, Stop
 
@@ -38,13 +40,21 @@ class SettlingBackend(DurableBackend):
             target = self._task.app.backend
         return None if isinstance(target, DurableBackend) else target
 
+    @property
+    def tells(self) -> bool:
+        """Whether there is such a backend, and it keeps what it is told."""
+        target = self.forward_to
+        return target is not None and not isinstance(target, DisabledBackend)
+
     def mark_as_done(
         self, task_id: str, result: Any, request: Any = None, store_result: bool = True, state: str = states.SUCCESS
     ) -> None:
         """Settles as succeeded, or as retried if the body asked for that."""
         run = runs.of_request(request)
         if run is not None:
-            keep = store_result and not getattr(request, "ignore_result", False)
+            ignored = not store_result or getattr(request, "ignore_result", False)
+            # A chord is given what its members return, whatever else becomes of it.
+            keep = not ignored or bool(getattr(request, "chord", None))
             state_after = settle.succeed(self.app, run, result, keep_result=keep)
             self._end_if_cancelled(state_after, task_id, request)
             if state_after != SUCCEEDED:
@@ -152,10 +162,17 @@ class SettlingBackend(DurableBackend):
             request,
             lambda target: target.mark_as_retry(task_id, exc, traceback, request=request),
             lambda: None,
+            ended=False,
         )
 
     def _forward(
-        self, run: Run | None, request: Any, forward: Callable[[Any], None], without: Callable[[], None]
+        self,
+        run: Run | None,
+        request: Any,
+        forward: Callable[[Any], None],
+        without: Callable[[], None],
+        *,
+        ended: bool = True,
     ) -> None:
         """Tells the outcome once, also of an attempt whose outcome Celery reports twice (hard time limit).
 
@@ -181,4 +198,15 @@ class SettlingBackend(DurableBackend):
         except Exception:
             if run is None and header is None:
                 raise
-            logger.exception("Outcome of %s is in SQL, but the app's result backend was not told", request.id)
+            later = "; a dispatcher will" if ended else ""
+            logger.exception("Outcome of %s is in SQL, but the app's result backend was not told%s", request.id, later)
+            return
+        if ended:
+            self._told(run, request)
+
+    def _told(self, run: Run | None, request: Any) -> None:
+        if run is not None:
+            if run.state is not None and run.attempt.marks(run.state):
+                settle.told(self.app, Mark(run.attempt.id, run.attempt.generation), run)
+        elif getattr(request, RUN_HEADER, None) is not None:
+            settle.told(self.app, Mark(request.id, int(getattr(request, GENERATION_HEADER, None) or 1)), None)

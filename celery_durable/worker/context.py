@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from celery import signals
 
 from celery_durable.outcomes import loss_encoder
 from celery_durable.runtime import Runtime, runtime_of
@@ -51,5 +54,13 @@ def _make(app: Any) -> WorkerContext:
         losses_max=runtime.settings.max_worker_losses,
         encode=loss_encoder(app, bytes_max=runtime.settings.error_bytes_max),
     )
+    for ending in (signals.worker_process_shutdown, signals.worker_shutdown):
+        ending.connect(partial(_flush, app), weak=False, dispatch_uid=f"celery-durable-told-{id(app)}")
     heart = Heart(runtime.database, attempts, interval_s=runtime.settings.heartbeat_interval_s)
     return WorkerContext(runtime, attempts, losses, heart, os.getpid())
+
+
+def _flush(app: Any, **_: Any) -> None:
+    context: WorkerContext | None = app.__dict__.get(_ATTRIBUTE)
+    if context is not None and context.pid == os.getpid():
+        context.heart.flush()

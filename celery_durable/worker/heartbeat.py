@@ -17,9 +17,11 @@ from celery.utils.log import get_logger
 
 from celery_durable.store.attempts import Attempts
 from celery_durable.store.database import Database
+from celery_durable.store.untold import Mark
 from celery_durable.worker import runs
 from celery_durable.worker.abort import stop
 from celery_durable.worker.runs import Phase, Run, Stop
+from celery_durable.worker.told import Told
 from celery_durable.worker.transient import is_transient
 
 logger = get_logger(__name__)
@@ -35,7 +37,8 @@ class Heart:
         self._database = database
         self._attempts = attempts
         self._interval_s = interval_s
-        self._beats = _Sleeper("celery-durable-heartbeat", self._beat_due)
+        self._told = Told(attempts)
+        self._beats = _Sleeper("celery-durable-heartbeat", self._step)
         self._clock = _Sleeper("celery-durable-deadline", self._stop_late)
 
     def watch(self, run: Run, *, begun: float) -> None:
@@ -43,6 +46,17 @@ class Heart:
         self._renewed(run, begun)
         self._beats.by(run.beat_at)
         self._clock.by(run.stop_at)
+
+    def told(self, mark: Mark) -> None:
+        """The end of an attempt was told: its mark is deleted soon, with those of others."""
+        self._beats.by(self._told.add(mark))
+
+    def flush(self) -> None:
+        """Deletes the marks of what was told, before the process ends."""
+        self._told.flush()
+
+    def _step(self) -> float:
+        return min(self._beat_due(), self._told.step())
 
     def _renewed(self, run: Run, begun: float) -> None:
         run.beat_at = begun + min(self._interval_s, run.timeout_s / 3)

@@ -22,7 +22,7 @@ from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_durable.crashpoints import crashpoint
 from celery_durable.message import RUN_HEADER
-from celery_durable.store.attempts import Ending
+from celery_durable.store.attempts import Attempt, Ending
 from celery_durable.worker import settle
 from celery_durable.worker.context import context_of
 from celery_durable.worker.start import attempt_of
@@ -61,7 +61,7 @@ class DurableRequest(Request):
             error = error.exc
         if return_ok:
             return self._on_traced(exc_info, error, send_failed_event)
-        if attempt_of(self._request_dict) is None:
+        if self._attempt() is None:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         state = self._settle(error)
         if isinstance(error, Terminated) or state in {"failed", "cancelled"}:
@@ -79,9 +79,12 @@ class DurableRequest(Request):
             return self._report_failure(exc_info)
         return super().on_failure(exc_info, send_failed_event, True)
 
+    def _attempt(self) -> Attempt | None:
+        return attempt_of(self._request_dict, self.task, self.errbacks)
+
     def _settle(self, error: BaseException) -> str | None:
         """Settles an attempt whose process is gone, or is ended here. Returns the state, as far as it is known."""
-        app, attempt = self._app, attempt_of(self._request_dict)
+        app, attempt = self._app, self._attempt()
         if attempt is None:
             return None
         if isinstance(error, TimeLimitExceeded):

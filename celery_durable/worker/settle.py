@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from celery import states
@@ -12,6 +13,8 @@ from celery.utils.log import get_logger
 from celery_durable import outcomes
 from celery_durable.outcomes import bound_text, encode_result, error_text
 from celery_durable.store.attempts import AlreadySettled, Attempt, Attempts, Ending
+from celery_durable.store.schema import SUCCEEDED
+from celery_durable.store.untold import Mark
 from celery_durable.worker import runs
 from celery_durable.worker.abort import leave_body
 from celery_durable.worker.context import context_of
@@ -129,6 +132,8 @@ def rest(app: Any, run: Run, state: str | None, retval: Any) -> None:
         ending = texts(app, retval, None)
         _write(app, run, lambda attempts: attempts.repeat(run.attempt, ending))
     elif isinstance(retval, Ignore):
+        # What the app's own result backend has is the body's doing: Celery tells it nothing then.
+        run.attempt = replace(run.attempt, tells=False)
         succeed(app, run, None, keep_result=False)
     elif isinstance(retval, BaseException):
         fail(app, run, recorded(retval), None)
@@ -163,6 +168,22 @@ def settle_from_main(app: Any, attempt: Attempt, write: Callable[[Attempts], str
     finally:
         database.dispose()  # the next child that is forked must find no connection
     return None
+
+
+def told(app: Any, mark: Mark, run: Run | None) -> None:
+    """The end that left this mark was told. In a worker's main process (no ``run``) the mark is deleted at once."""
+    context = context_of(app)
+    if run is not None and run.state == SUCCEEDED:
+        context.heart.told(mark)
+        return
+    # An errback is called once more for each mark that stays: no waiting here.
+    try:
+        context.attempts.told([mark])
+    except Exception as error:  # noqa: BLE001 - what was told is told
+        logger.warning("What follows on operation %s may be told twice: %s", mark.operation_id, error)
+    finally:
+        if run is None:
+            context.runtime.database.dispose()  # as above
 
 
 def failure(app: Any, error: BaseException, traceback: str | None) -> Ending:

@@ -29,12 +29,19 @@ class NotStarted(Exception):
         self.level = level
 
 
-def attempt_of(request: dict[str, Any]) -> Attempt | None:
-    """The attempt that a message names; None: it was not sent by a dispatcher."""
+def attempt_of(request: dict[str, Any], task: Any, errbacks: Any) -> Attempt | None:
+    """The attempt of the task that a message names; None: it was not sent by a dispatcher."""
     attempt, run = request.get(ATTEMPT_HEADER), request.get(RUN_HEADER)
     if attempt is None or run is None:
         return None
-    return Attempt(str(request["id"]), int(request.get(GENERATION_HEADER) or 1), int(attempt), run["token"])
+    return Attempt(
+        str(request["id"]),
+        int(request.get(GENERATION_HEADER) or 1),
+        int(attempt),
+        run["token"],
+        tells=task.backend.tells,
+        errbacks=bool(errbacks),
+    )
 
 
 def start(task: Any, request: dict[str, Any]) -> tuple[Run, float]:
@@ -42,7 +49,7 @@ def start(task: Any, request: dict[str, Any]) -> tuple[Run, float]:
 
     :raises NotStarted: another one started it, it ended, the database is away, or the message names none.
     """
-    attempt = attempt_of(request)
+    attempt = attempt_of(request, task, request.get("errbacks"))
     if attempt is None:
         reason = (
             f"the message has no {ATTEMPT_HEADER} header, so no dispatcher sent it and no permit covers it; "

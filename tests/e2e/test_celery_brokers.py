@@ -43,7 +43,7 @@ def rabbitmq() -> Iterator[RabbitMQ]:
 
 @pytest.fixture(params=[pytest.param("redis", marks=pytest.mark.redis), "rabbitmq"])
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    """A service on the broker. Its dispatcher sends nothing again within a test: whatever comes twice, the broker did."""
+    """A service on the broker. Its dispatcher sends nothing again within a test: what comes twice, the broker sent."""
     celery: dict[str, Any]
     if request.param == "redis":
         # kombu looks for what was not acknowledged at every tenth of these intervals.
@@ -90,8 +90,8 @@ def test_a_task_longer_than_any_timeout_runs_once(rig: Rig) -> None:
 
 
 def test_a_retry_later_than_any_timeout_runs_once_and_on_time(rig: Rig) -> None:
-    """C8: a countdown longer than the broker waits for an acknowledgement, with the permit kept and given back: the next
-    attempt starts once, and not before its time."""
+    """C8: a countdown longer than the broker waits for an acknowledgement, with the permit kept, and given back: the
+    next attempt starts once, and not before its time."""
     rig.worker(concurrency=2)
     delays = {
         rig.call(task, 1, countdown_s): (countdown_s, state)
@@ -111,8 +111,8 @@ def test_a_retry_later_than_any_timeout_runs_once_and_on_time(rig: Rig) -> None:
 
 
 def test_a_warm_shutdown_hands_back_what_was_prefetched(rig: Rig) -> None:
-    """C9: SIGTERM with messages prefetched, acknowledged early and late: the running attempt settles, none of the others
-    fails or is lost, and the broker delivers them again: nobody sends them a second time."""
+    """C9: SIGTERM with messages prefetched, acknowledged early and late: the running attempt settles, none of the
+    others fails or is lost, and the broker delivers them again: nobody sends them a second time."""
     worker = rig.worker(concurrency=1)
     flag = rig.flag("go")
     running = rig.call("wait", str(flag))

@@ -79,6 +79,24 @@ def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> C
     def late(self: Any, x: int) -> int:
         return x
 
+    @durable_task(name="total")
+    def total(self: Any, numbers: list[int]) -> int:
+        return sum(numbers)
+
+    @app.task(bind=True, shared=False, name="plain_total")
+    def plain_total(self: Any, numbers: list[int]) -> int:
+        note(path, self, "start")
+        return sum(numbers)
+
+    @app.task(bind=True, shared=False, name="plain_count")
+    def plain_count(self: Any, members: list[Any]) -> int:
+        note(path, self, "start")
+        return len(members)
+
+    @app.task(bind=True, shared=False, name="errback")
+    def errback(self: Any, operation_id: str) -> None:
+        note(path, self, "errback", of=operation_id)
+
     @durable_task(name="fail")
     def fail(self: Any, message: str) -> None:
         raise ValueError(message)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from celery_durable.dispatcher.delivery import Delivery
 from celery_durable.dispatcher.recovery import Recovery
+from celery_durable.dispatcher.telling import Telling
 from celery_durable.message import ATTEMPT_HEADER, GENERATION_HEADER
 from celery_durable.runtime import Runtime, runtime_of
 from celery_durable.scheduling.loop import Step
@@ -57,23 +58,25 @@ class Rig:
         self._delivery = Delivery(self.app, self.runtime)
         self._stopping = threading.Event()
 
-    def worker(self, *, concurrency: int = 4, extra: Sequence[str] = ()) -> Process:
+    def worker(
+        self, *, concurrency: int = 4, extra: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> Process:
         """Starts a worker and waits until it is ready."""
         label = f"worker{len(self._processes)}"
         pool = "prefork" if self.pool == "spawn" else self.pool
         words = [sys.executable, "-m", "celery", "-A", "tests.e2e.worker_app", "worker", "--pool", pool]
         words += ["--concurrency", str(concurrency), "--loglevel", "INFO", "--hostname", f"{label}@localhost"]
         words += ["--without-mingle", "--without-gossip", *extra]
-        process = Process(label, words, folder=self.folder, env={"WORKER_APP": json.dumps(self.config)})
+        process = Process(label, words, folder=self.folder, env={"WORKER_APP": json.dumps(self.config), **(env or {})})
         self._processes.append(process)
         process.start()
         process.until(lambda: " ready." in process.log_tail(1_000), 60)
         return process
 
     def dispatch(self) -> None:
-        """Starts delivery and recovery."""
+        """Starts delivery, recovery and telling."""
         recovery = Recovery(self.app, self.runtime)
-        for step in (self._delivery.step, recovery.step):
+        for step in (self._delivery.step, recovery.step, Telling(self.app, self.runtime).step):
             thread = threading.Thread(target=self._loop, args=(step,), daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -124,6 +127,11 @@ class Rig:
     def history(self, operation_id: str) -> list[str]:
         """The outcomes of those attempts."""
         return [row.outcome for row in self.attempts(operation_id)]
+
+    def untold(self) -> list[str]:
+        """The operations that have ended, and whose end may not have been told."""
+        with self.runtime.database.reading() as connection:
+            return list(connection.scalars(select(self.runtime.tables.untold.c.operation_id)))
 
     def ended(self, operation_id: str, deadline_s: float = 30) -> Any:
         """Waits until the operation has ended and returns its row."""

@@ -46,6 +46,7 @@ AUTOCOMMIT = {
     "dispatcher/main.py Dispatcher._look": "the watch's one statement",
     "dispatcher/passes.py Passes.step": "which accounts need a pass",
     "dispatcher/recovery.py Recovery.step": "when the next is due",
+    "dispatcher/telling.py Telling.step": "when a mark is due, and what was claimed",
     "dispatcher/replies.py ReplyReader._load": "the stored offsets",
     "kafka/relay.py Relay._send_due": "when the next row is due",
     "monitoring/events.py Events.step": "rows that changed",
