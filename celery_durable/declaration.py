@@ -122,9 +122,11 @@ class _Call:
     def limit(self, option: str, declared: int | Callable[..., Any] | None) -> int | None:
         if declared is None or isinstance(declared, int):
             return declared
-        return check_limit(f"{self._declaration.task}: {option}", self._call(option, declared), EnqueueError)
+        value = self._call(option, declared)
+        return None if value is None else check_limit(f"{self._declaration.task}: {option}", value, EnqueueError)
 
     def _call(self, option: str, function: Callable[..., Any]) -> Any:
+        self._arguments()  # that the call misses an argument is no fault of the callable
         try:
             return function(*self._args, **self._kwargs)
         except Exception as error:
@@ -136,7 +138,10 @@ class _Call:
     def _arguments(self) -> dict[str, Any]:
         if self._bound is None:
             signature = self._declaration.signature
-            bound = signature.bind(*self._args, **self._kwargs)
+            try:
+                bound = signature.bind(*self._args, **self._kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self._declaration.task}(): {error}") from None
             bound.apply_defaults()
             self._bound = dict(bound.arguments)
             for name, parameter in signature.parameters.items():

@@ -15,6 +15,7 @@ from celery_durable.declaration import Declaration, Resolved
 from celery_durable.errors import DuplicateOperationError, EnqueueError
 from celery_durable.runtime import Runtime, runtime_of
 from celery_durable.store.operations import NewOperation, statements
+from celery_durable.worker import left_over
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -83,13 +84,16 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
         and there the first row wins (case D15).
     """
     runtime = runtime_of(app)
+    callback = _publishes_callbacks()
+    if callback:
+        left_over.end_after_body()
     try:
         if transactions.in_callers_transaction():
             with transactions.transaction(runtime, "enqueue.one") as connection:
                 return statements(connection, runtime.tables).insert(connection, new)
         return _insert_alone(runtime, new, own_id)
     except DuplicateOperationError:
-        if _publishes_callbacks():
+        if callback:
             return True
         raise
 

@@ -1,7 +1,8 @@
 """Results of operations, read from their rows: the ``durable://`` result backend, and what a call returns.
 
 It keeps results of durable tasks alone. Results of plain tasks, saved groups and Redis-style chords need another
-``result_backend``; results of durable tasks are read from SQL then too.
+``result_backend``; results of durable tasks are read from SQL then too. An app that names none reads them as well, and
+drops those of plain tasks (:class:`UnsetBackend`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from celery import states
+from celery.app.backends import BACKEND_ALIASES
 from celery.backends.base import BaseBackend, DisabledBackend
 from celery.exceptions import Retry, TaskError, TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
@@ -19,7 +21,7 @@ from celery.result import AsyncResult
 
 from celery_durable import transactions
 from celery_durable.call_options import storable
-from celery_durable.errors import EnqueueError
+from celery_durable.errors import ConfigurationError, EnqueueError
 from celery_durable.outcomes import Encoded, bound_text, decode_result
 from celery_durable.runtime import Runtime, runtime_of
 from celery_durable.store.operations import statements
@@ -182,6 +184,56 @@ class DurableBackend(BaseBackend):
 
     def _delete_group(self, *_: Any) -> None:
         raise _no_groups()
+
+
+class UnsetBackend(DurableBackend):
+    """What an app has that names no ``result_backend``: Celery's own, which drops results, but that of an operation is
+    read from its row, so that ``app.AsyncResult(id)`` serves too."""
+
+    def as_uri(self, *_: Any, **__: Any) -> str:
+        """As of Celery's own: a worker's banner shows it."""
+        return "disabled://"
+
+    def store_result(self, *_: Any, **__: Any) -> None:
+        """Drops it."""
+
+    def ensure_chords_allowed(self) -> None:
+        """Refuses them as Celery does."""
+        DisabledBackend.ensure_chords_allowed(cast(Any, self))
+
+    def read(self, task_id: str) -> OperationView | None:
+        """The operation's row.
+
+        :raises NotImplementedError: there is none, so it may be a plain task's, and nothing keeps those.
+        """
+        try:
+            runtime_of(self.app)
+        except ConfigurationError as error:
+            raise self._none(task_id) from error
+        view = super().read(task_id)
+        if view is None:
+            raise self._none(task_id)
+        return view
+
+    def wait_for(self, task_id: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As :meth:`DurableBackend.wait_for`; raises at once what :meth:`read` raises."""
+        self.read(task_id)
+        return super().wait_for(task_id, *args, **kwargs)
+
+    def _forget(self, task_id: str) -> None:
+        self.read(task_id)
+        super()._forget(task_id)
+
+    def _none(self, task_id: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"result of {task_id!r:.100}: no operation of this service has this ID, and no result backend is "
+            "configured that might keep a plain task's: set result_backend"
+        )
+
+
+def register() -> None:
+    """Has apps of this process that name no ``result_backend`` use :class:`UnsetBackend`. May be called again."""
+    BACKEND_ALIASES["disabled"] = f"{__name__}:{UnsetBackend.__name__}"
 
 
 class DurableAsyncResult(AsyncResult, Generic[R]):

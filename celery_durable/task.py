@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, 
 from celery import Task, shared_task
 from kombu.utils.uuid import uuid
 
-from celery_durable import enqueue, message, spool
+from celery_durable import enqueue, message, results, spool
 from celery_durable.declaration import OPTIONS, Declaration, check_options, declare, signature_of
 from celery_durable.errors import ConfigurationError, EnqueueError
 from celery_durable.results import DurableAsyncResult, durable_backend
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from celery_durable.store.operations import NewOperation
 
 spool.register()  # whoever loads a durable task may connect to the folder broker
+results.register()
 boot.register()
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 KeyOption = str | Callable[..., str] | None
-LimitOption = int | Callable[..., int] | None
+LimitOption = int | Callable[..., int | None] | None
 
 
 class DurableTask(WorkerSeam, Task, Generic[P, R]):
@@ -51,7 +52,8 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
     """The group inside the account, in the same way."""
     limit: LimitOption = None
     """How many operations of the account may hold a permit at once, as far as this task knows: a number, or a callable
-    with the task's signature. None: the task declares none, and where nobody does the limit is 1."""
+    with the task's signature. None, also from the callable: the task declares none, and where nobody does the limit is
+    1."""
     group_limit: LimitOption = None
     """The same for the group."""
     mutex: bool | None = None

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import Connection, Engine, select
@@ -20,7 +21,18 @@ if TYPE_CHECKING:
 
 Target: TypeAlias = "Session | Connection | scoped_session[Any]"
 
-_current: ContextVar[Session | Connection | None] = ContextVar("celery_durable_using", default=None)
+
+@dataclass(eq=False, slots=True)
+class _Use:
+    """One ``using`` that was entered here."""
+
+    target: Session | Connection
+    outer: _Use | None
+    open: bool = True
+    """Not left yet, nor ended for one that never leaves it."""
+
+
+_entered: ContextVar[_Use | None] = ContextVar("celery_durable_using", default=None)
 _checked: weakref.WeakKeyDictionary[Engine, set[tuple[str, str | None, str]]] = weakref.WeakKeyDictionary()
 """Engines whose database was found to be this service's own, by (prefix, schema, client_id)."""
 
@@ -35,11 +47,35 @@ def using(target: Target) -> Iterator[None]:
     :param target: a SQLAlchemy ``Session``, ``scoped_session`` or ``Connection`` on the service's own database.
     :raises EnqueueError: it is something else.
     """
-    token = _current.set(_accept(target))
+    use = _Use(_accept(target), _in_force())
+    _entered.set(use)
     try:
         yield
     finally:
-        _current.reset(token)
+        # In whatever order they are left, and wherever: a generator that was dropped leaves it when it is collected.
+        use.open = False
+        _entered.set(_in_force())
+
+
+def end_left_over() -> bool:
+    """Ends every :func:`using` that is in force here, for code that did not leave it. True: there was one."""
+    use = _in_force()
+    while (inner := _in_force()) is not None:
+        inner.open = False
+    _entered.set(None)
+    return use is not None
+
+
+def _in_force() -> _Use | None:
+    use = _entered.get()
+    while use is not None and not use.open:
+        use = use.outer
+    return use
+
+
+def _target() -> Session | Connection | None:
+    use = _in_force()
+    return None if use is None else use.target
 
 
 def _accept(target: object) -> Session | Connection:
@@ -58,7 +94,7 @@ def _accept(target: object) -> Session | Connection:
 
 def in_callers_transaction() -> bool:
     """Whether a caller's transaction is in force here."""
-    return _current.get() is not None
+    return _in_force() is not None
 
 
 @contextmanager
@@ -69,7 +105,7 @@ def transaction(runtime: Runtime, place: str) -> Iterator[Connection]:
     :raises EnqueueError: the caller's session or connection cannot be used for this service's tables.
     :raises ConfigurationError: the settings lead to another service's tables, or to none.
     """
-    target = _current.get()
+    target = _target()
     with database_errors(runtime, target):
         if target is None:
             with runtime.database.transaction(place) as connection:
@@ -85,7 +121,7 @@ def reading(runtime: Runtime) -> Iterator[Connection]:
 
     :raises EnqueueError: as :func:`transaction`.
     """
-    target = _current.get()
+    target = _target()
     if target is not None:
         with database_errors(runtime, target):
             yield _connection(runtime, target)

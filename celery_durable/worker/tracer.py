@@ -16,7 +16,7 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerLostError, WorkerShut
 from celery.utils.log import get_logger
 
 from celery_durable.store.schema import CANCELLED, RETRYING, SCHEDULED
-from celery_durable.worker import runs, settle
+from celery_durable.worker import left_over, runs, settle
 from celery_durable.worker.abort import enter_body, leave_body
 from celery_durable.worker.context import context_of
 from celery_durable.worker.runs import Run
@@ -71,6 +71,7 @@ class TracedAttempt:
                 outcome = _outcome(states.FAILURE, error)
             return self._settled(run, outcome)
         finally:
+            left_over.end(run)
             runs.remove(run)
 
     def _settled(self, run: Run, outcome: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, _state, states
+from celery import Celery, _state, chord, states
 from celery.exceptions import TaskError, TaskRevokedError, TimeoutError
 from sqlalchemy import event, insert, select, update
 from sqlalchemy.orm import Session
@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from celery_durable import DurableAsyncResult, DurableTask, EnqueueError, using
 from celery_durable.outcomes import Encoded, encode_exception, encode_result
 from celery_durable.results import CELERY_STATES, DurableBackend
+from celery_durable.runtime import runtime_of
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import STATES
 from tests.integration.enqueue_service import Service, body_of_plain, service
@@ -245,3 +246,35 @@ def test_a_task_whose_results_are_pickled(sqlite_url: str) -> None:
         assert result.get(timeout=5) == {1, 2}
         with shop.runtime.database.reading() as connection:
             assert connection.execute(select(shop.tables.operations.c.result)).scalar_one() is not None
+
+
+def test_an_app_without_a_result_backend_reads_operations_and_drops_the_rest(shop: Service) -> None:
+    """D2: ``app.AsyncResult(id)``, for code that has the ID alone. Plain tasks go on as with Celery's own."""
+    app = Celery("billing", broker="memory://", set_as_current=False)
+    app.conf.durable = dict(shop.app.conf.durable)
+
+    @app.task(name="plain", shared=False)
+    def plain(x: int) -> int:
+        return x
+
+    result = shop.charge.delay("acme", "wf-7")
+    put(shop, result, "succeeded", encode_result(shop.app, {"charged": 12}))
+    found = app.AsyncResult(result.id)
+    assert (found.state, found.get(timeout=1)) == (states.SUCCESS, {"charged": 12})
+    assert app.backend.as_uri() == "disabled://"
+    unknown = plain.delay(1)
+    app.backend.mark_as_done(unknown.id, 1)
+    for ask in (lambda: unknown.state, lambda: unknown.get(timeout=60), unknown.forget):
+        with pytest.raises(NotImplementedError, match="no result backend is configured"):
+            ask()
+    with pytest.raises(NotImplementedError, match="chord"):
+        chord([plain.s(1)], plain.s()).apply_async()
+    found.forget()
+    runtime_of(app).database.dispose()
+
+
+def test_an_app_that_is_not_this_package_s_has_no_results_as_before() -> None:
+    app = Celery("other", broker="memory://", set_as_current=False)
+    app.conf.durable = {}
+    with pytest.raises(NotImplementedError, match="no result backend is configured"):
+        app.AsyncResult("any").get(timeout=60)

@@ -212,3 +212,20 @@ def test_errors_of_the_callers_own_database_pass_as_they_are(sqlite_url: str) ->
         with holding, hasty.connect() as connection, using(connection), pytest.raises(OperationalError):
             shop.plain.delay()
         hasty.dispose()
+
+
+def test_uses_that_are_left_in_another_order(shop: Service) -> None:
+    """A generator that was dropped leaves its own when it is collected, maybe inside another."""
+    engine = shop.runtime.database.engine
+    with Session(engine) as first, Session(engine) as second:
+        outer, inner = using(first), using(second)
+        outer.__enter__()
+        inner.__enter__()
+        outer.__exit__(None, None, None)
+        shop.charge.delay("acme")
+        assert (first.in_transaction(), second.in_transaction()) == (False, True)
+        inner.__exit__(None, None, None)
+        second.rollback()
+        shop.charge.delay("acme")
+        assert not first.in_transaction()
+    assert count(shop) == (1, 1, 1)

@@ -126,6 +126,7 @@ def test_celerys_own_options_and_those_of_a_base_are_welcome(app: Celery) -> Non
         ({"account": "x", "mutex": True}, ("a",), Resolved("x", mutex=True)),
         ({"account": "x", "limit": 0}, ("a",), Resolved("x", limit=0)),
         ({"account": "x", "limit": lambda tenant, *rest: len(tenant)}, ("abc",), Resolved("x", limit=3)),
+        ({"account": "x", "limit": lambda *_: None, "group_limit": lambda *_: None}, ("abc",), Resolved("x")),
     ],
 )
 def test_resolving_a_call(app: Celery, options: dict[str, Any], args: tuple[Any, ...], resolved: Resolved) -> None:
@@ -251,3 +252,10 @@ def typed(charge: Callable[[str], int]) -> None:
     task = durable_task(charge)
     task.delay("acme").get() + 1
     task.delay(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("account", ["{tenant}", lambda tenant, workflow="x": tenant])
+def test_a_call_without_an_argument_is_refused_as_that(app: Celery, account: Any) -> None:
+    """Not as a fault of the callable."""
+    with pytest.raises(TypeError, match=r"body\(\): missing a required argument: 'tenant'"):
+        resolve(app, account=account)

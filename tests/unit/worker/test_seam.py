@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any
 import psycopg
 import pytest
 from celery import Celery
+from celery.app.trace import build_tracer
 from celery.backends.base import DisabledBackend
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
 
-from celery_durable import DurableTask
+from celery_durable import DurableTask, using
 from celery_durable.errors import EnqueueError
+from celery_durable.message import ATTEMPT_HEADER, RUN_HEADER
 from celery_durable.runtime import runtime_of
 from celery_durable.store.database import Database
+from celery_durable.transactions import in_callers_transaction
 from celery_durable.worker import runs
 from celery_durable.worker.retry import is_retry, stage_retry
 from celery_durable.worker.runs import Run
@@ -149,3 +153,40 @@ def test_patience(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError):
         persist(database, action, patience_s=0.1, what="it")
     database.dispose()
+
+
+def test_a_using_that_the_body_did_not_leave_ends_with_it(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither its links nor later tasks of the thread go into a transaction that nobody commits."""
+    kept: list[Any] = []
+    runtime = runtime_of(app)
+    caller = runtime.database.engine.connect()
+
+    @app.task(base=DurableTask, bind=True, shared=False)
+    def careless(self: Any) -> None:
+        kept.append(using(caller))
+        kept[0].__enter__()
+
+    following = make_task(app)
+    operation = careless.delay()
+    operations = runtime.tables.operations
+    with runtime.database.transaction() as connection:
+        connection.execute(update(operations).values(state="admitted"))
+    careless.__trace__ = build_tracer(careless.name, careless, app=app)
+    request = {
+        "id": operation.id,
+        "hostname": "celery@one",
+        "is_eager": False,
+        "delivery_info": {},
+        "callbacks": [following.si(1)],
+        ATTEMPT_HEADER: 1,
+        RUN_HEADER: {"token": "token", "pid": os.getpid()},
+    }
+    careless.__trace__(operation.id, (), {}, request)
+    assert not in_callers_transaction()
+    assert operation.state == "SUCCESS"
+    caller.rollback()
+    caller.close()
+    assert rows(app) == 2
+    assert caplog.text.count("did not leave it") == 1
+    kept[0].__exit__(None, None, None)
+    assert not in_callers_transaction()
