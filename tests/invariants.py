@@ -6,7 +6,7 @@ Each check counts that it looked at something; :meth:`Invariants.require` fails 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Pair = tuple[str, str]
@@ -24,6 +24,7 @@ class Invariants:
     looked: Counter[str] = field(default_factory=Counter)
     _newest: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
     _behind: dict[Pair, int] = field(default_factory=dict)
+    _bodies: dict[str, bytes] = field(default_factory=dict)
 
     def bound(self, in_use: Mapping[Pair, int], limit: int, group_limits: Mapping[str, int]) -> None:
         """No more is in use than the account's limit and each group's, at this instant."""
@@ -69,6 +70,28 @@ class Invariants:
             if other != pair:
                 behind = self._behind[other] = self._behind.get(other, 0) + 1
                 self._check("starves", behind <= most, f"{other} waits while {behind} others were admitted")
+
+    def ended_stays(self, operation: str, before: str, after: str, ended: Sequence[str]) -> None:
+        """An operation that has ended stays as it ended."""
+        message = f"{operation} had ended as {before}, and is {after}"
+        self._check("ended stays", before not in ended or after == before, message)
+
+    def kept(self, operation: str, state: str, ended: Sequence[str]) -> None:
+        """Only an operation that has ended may be deleted: none is lost."""
+        self._check("kept", state in ended, f"{operation} is gone; it was {state}")
+
+    def fenced(self, operation: str, holds: bool, message: str) -> None:
+        """A worker changes nothing but the attempt that its token is of."""
+        self._check("fenced", holds, f"{operation}: {message}")
+
+    def read_once(self, partition: str, offset: int, expected: int) -> None:
+        """A batch begins where the last committed one of its partition ended: no other holder has committed between."""
+        self._check("read once", offset >= expected, f"{partition}: offset {offset} was committed before ({expected})")
+
+    def one_body(self, message: str, body: bytes) -> None:
+        """One number of a sequence is one message, however often it is sent."""
+        known = self._bodies.setdefault(message, body)
+        self._check("one body", known == body, f"{message} is two: {known!r} and {body!r}", known is not body)
 
     def require(self, *names: str) -> None:
         """Fails unless each of these checks looked at something."""

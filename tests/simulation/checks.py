@@ -1,0 +1,384 @@
+"""What the simulator looks at after every commit: the rows of all databases, by what must hold of them.
+
+Where the bound cannot be promised by design, exactly that is excepted: operations in use or admitted by a service that
+was forfeited though it runs, or restored from a backup, or left out by an operator's ``go``, from that moment until the
+service has acknowledged what the holder decided then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from celery_durable.permits import limits
+from celery_durable.permits.messages import MAX_INT
+from celery_durable.store.schema import ENDED_STATES, PERMIT_STATES, RUNNING, WAITING_STATES
+from holder_service.account import AccountState
+from holder_service.footprint import footprint
+from holder_service.semaphore import limit_in_force
+from tests.invariants import InvariantViolation, Pair
+from tests.simulation.databases import holder_slot
+from tests.simulation.services import Service, Worker
+
+if TYPE_CHECKING:
+    from tests.simulation.shells import World
+
+PASSED_OVER_MAX = 8
+"""How many others may be admitted while a pair waits, where two race for one permit and nothing goes wrong."""
+
+_OPERATIONS = 'SELECT id, account, "group", state, generation, attempt, run_token FROM durable_operations'
+_ACCOUNTS = "SELECT account, state FROM durable_accounts"
+_SEQ = "SELECT value FROM durable_counters WHERE name = 'report_seq'"
+
+
+class Row(NamedTuple):
+    """One operation."""
+
+    id: str
+    account: str | None
+    group: str
+    state: str
+    generation: int
+    attempt: int
+    token: str | None
+
+
+@dataclass(slots=True)
+class Lax:
+    """From when on the bound counts what this service has in this account again: once it acknowledged ``position``."""
+
+    position: tuple[int, int] | None = None
+    after_seq: int | None = None
+    """The position is that of the reply to the first report above this one."""
+    of_new_epoch: bool = False
+    """The position is the epoch that the holder is about to begin."""
+
+
+@dataclass(slots=True)
+class ServiceView:
+    """A service's database as it was seen last."""
+
+    changes: int = -1
+    rows: dict[str, Row] = field(default_factory=dict)
+    acks: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+    """By account that has a row."""
+    lives: Counter[str] = field(default_factory=Counter)
+
+
+class Checks:
+    """Looks at the databases."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.invariants = world.invariants
+        self.views: dict[str, ServiceView] = {}
+        self.exempt: set[tuple[str, str]] = set()
+        self.lax: dict[tuple[str, str], Lax] = {}
+        self.states: dict[str, AccountState] = {}
+        self.phase: str | None = None
+        self.epoch = 0
+        self.trusted_epoch = 0
+        """From this epoch on the holder's database counts as true; below, it is an old copy, not noticed yet."""
+        self.allowed: dict[str, int] = {}
+        self.allowed_groups: dict[tuple[str, str], int] = {}
+        self.changed = True
+        self.holder_life = 0
+        self._holder_changes = -1
+        self._versions: dict[str, tuple[int, int]] = {}
+
+    def look(self) -> None:
+        """Looks at what has changed since the last time."""
+        changed = False
+        for service in self.world.services:
+            view = self.views.setdefault(service.name, ServiceView())
+            if service.slot.raw.total_changes != view.changes:
+                view.changes = service.slot.raw.total_changes
+                self._look_at_service(service, view)
+                changed = True
+        raw = holder_slot().raw
+        if raw.total_changes != self._holder_changes:
+            self._holder_changes = raw.total_changes
+            self._look_at_holder()
+            changed = True
+        if changed:
+            self.changed = True
+            self._bound()
+
+    # A service
+
+    def _look_at_service(self, service: Service, view: ServiceView) -> None:
+        rows = {row[0]: Row(*row) for row in service.slot.rows(_OPERATIONS)}
+        admitted = []
+        if rows != view.rows:
+            before, view.rows = view.rows, rows
+            for key, row in rows.items():
+                old = before.get(key)
+                if old is not row and old != row:
+                    self.world.note("row", service.name, *row)
+                    if old is not None:
+                        self._moved(service, old, row)
+                    if row.state in PERMIT_STATES and (old is None or old.state not in PERMIT_STATES):
+                        admitted.append(row)
+            for key, old in before.items():
+                if key not in rows:
+                    self.invariants.kept(f"{service.name} {key}", old.state, ENDED_STATES)
+        self._accounts(service, view, admitted)
+        for row in admitted:
+            if row.account is not None and (service.name, row.account) in self.lax:
+                self.exempt.add((service.name, row.id))
+        for key in [key for key in self.exempt if key[0] == service.name]:
+            if key[1] not in rows or rows[key[1]].state not in PERMIT_STATES:
+                self.exempt.discard(key)
+        if admitted and self.world.races:
+            self._fairness(service, admitted)
+
+    def _moved(self, service: Service, old: Row, new: Row) -> None:
+        who = f"{service.name} {new.id}"
+        self.invariants.ended_stays(who, old.state, new.state, ENDED_STATES)
+        self.invariants.grows("attempt", f"{who} {service.slot_life}", (new.generation, new.attempt))
+        process = self.world.current
+        if not isinstance(process, Worker) or process.acting is None:
+            started = new.state == RUNNING and old.state != RUNNING
+            self.invariants.fenced(who, not started, f"started, and not by a worker ({old} -> {new})")
+            return
+        attempt = process.acting
+        mine = new.id == attempt.id and (
+            (old.state == RUNNING and old.token == attempt.token)
+            or (old.state == "admitted" and (old.generation, old.attempt) == (attempt.generation, attempt.attempt))
+        )
+        self.invariants.fenced(who, mine, f"{process.name} changed it under token {attempt.token}: {old} -> {new}")
+
+    def _accounts(self, service: Service, view: ServiceView, admitted: list[Row]) -> None:
+        acks: dict[str, tuple[int, int] | None] = {}
+        for account, text in service.slot.rows(_ACCOUNTS):
+            ack = json.loads(text).get("k")
+            acks[account] = None if ack is None else (ack[0], ack[1])
+        for account, known in acks.items():
+            if account not in view.acks or (known is None and view.acks[account] is not None):
+                view.lives[account] += 1
+            if known is not None:
+                life = f"{service.name} {service.slot_life} {account} row {view.lives[account]}"
+                self.invariants.grows("ack", life, known)
+        view.acks = acks
+        seq = service.slot.rows(_SEQ)[0][0]
+        self.invariants.grows("seq", f"{service.name} {service.slot_life}", (seq,))
+        for key in [key for key in self.lax if key[0] == service.name]:
+            lax, row_ack = self.lax[key], acks.get(key[1])
+            if key[1] not in acks or (lax.position is not None and row_ack is not None and row_ack >= lax.position):
+                self.world.note("exception", *key, "is over")
+                del self.lax[key]
+
+    def _fairness(self, service: Service, admitted: list[Row]) -> None:
+        for row in admitted:
+            waiting = {
+                (name, other.group)
+                for name, view in self.views.items()
+                for other in view.rows.values()
+                if other.account == row.account and other.state in WAITING_STATES
+            }
+            self.invariants.admitted((service.name, row.group), sorted(waiting), most=PASSED_OVER_MAX)
+
+    def except_service(self, service: Service, account: str, lax: Lax) -> None:
+        """The bound does not count what this service has in use there, nor what it admits until it has acknowledged."""
+        view = self.views.get(service.name)
+        rows = {} if view is None else view.rows
+        self.world.note("exception", service.name, account)
+        self.world.stats["exceptions"] += 1
+        for row in rows.values():
+            if row.account == account and row.state in PERMIT_STATES:
+                self.exempt.add((service.name, row.id))
+        if view is not None and account in view.acks:
+            self.lax[service.name, account] = lax
+
+    def restore_service(self, service: Service, content: bytes) -> None:
+        """The service's database becomes an older copy, in which it knows less than was told of it."""
+        seq = service.slot.rows(_SEQ)[0][0]
+        service.slot.load(content)
+        service.slot_life += 1
+        view = self.views[service.name] = ServiceView()
+        view.lives = Counter()
+        view.changes = service.slot.raw.total_changes
+        view.rows = {row[0]: Row(*row) for row in service.slot.rows(_OPERATIONS)}
+        self._accounts(service, view, [])
+        self.world.note("fault", service.name, "is restored from a backup")
+        for account in self.world.accounts:
+            self.except_service(service, account, Lax(after_seq=seq))
+
+    def holder_replaced(self) -> None:
+        """The holder's database is new, or an older copy of itself."""
+        self.holder_life += 1
+        self._holder_changes = -1
+        self.look()
+
+    # The holder
+
+    def _look_at_holder(self) -> None:
+        slot = holder_slot()
+        life = slot.rows("SELECT epoch, phase FROM holder_database")
+        self.epoch, self.phase = life[0] if life else (0, None)
+        if life:
+            self.invariants.grows("epoch", f"holder database {self.holder_life}", (self.epoch,))
+        before, self.states = self.states, {}
+        for account, version, text in slot.rows("SELECT account, version, state FROM holder_accounts"):
+            known = before.get(account)
+            if known is not None and self._versions.get(account) == (self.holder_life, version):
+                self.states[account] = known
+                continue
+            self._versions[account] = (self.holder_life, version)
+            state = self.states[account] = AccountState.from_json(text)
+            self.invariants.grows("version", f"{account} of holder database {self.holder_life}", (version,))
+            self._note_state(state)
+            self._follow_exceptions(known, state)
+        self._follow_limits()
+        for topic_id, partition, offset in slot.rows("SELECT topic_id, partition, next_offset FROM holder_offsets"):
+            self.invariants.grows("offset", f"{topic_id} {partition} of holder database {self.holder_life}", (offset,))
+
+    def _note_state(self, state: AccountState) -> None:
+        used = {
+            f"{name}/{group}": (pair.used, footprint(client, pair), pair.waiting)
+            for name, client in state.clients.items()
+            for group, pair in client.pairs.items()
+        }
+        flags = [name for name, client in state.clients.items() if client.unknown]
+        self.world.note("holder", state.account, state.epoch, state.version, used, flags)
+
+    def _follow_exceptions(self, before: AccountState | None, state: AccountState) -> None:
+        for name, client in state.clients.items():
+            old = None if before is None else before.clients.get(name)
+            for service in self.world.services:
+                if service.client_id != name or service.incarnation() != client.incarnation:
+                    continue
+                if client.forfeited and not (old is not None and old.forfeited):
+                    position = (state.epoch, state.version)
+                    self.except_service(service, state.account, Lax(position))
+                lax = self.lax.get((service.name, state.account))
+                if lax is None or lax.position is not None or lax.after_seq is None:
+                    continue
+                if client.seq > lax.after_seq:
+                    lax.position = (state.epoch, state.version)
+        if self.phase == "ready":
+            for lax in self.lax.values():
+                if lax.of_new_epoch:
+                    lax.position, lax.of_new_epoch = (self.epoch, 0), False
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the holder's database is what counts, and not an old copy, or one that is being rebuilt."""
+        return self.phase == "ready" and self.epoch >= self.trusted_epoch
+
+    def _follow_limits(self) -> None:
+        """The limits that bind: a lowered one does so only once what is given fits; it revokes nothing."""
+        settings = self.world.semaphore_settings
+        for account, state in self.states.items():
+            limit = limit_in_force(state, settings).limit
+            sure = self.is_sure and not state.waits_for_epoch
+            footprints = self.footprints(state)
+            fits = sure and sum(footprints.values()) <= limit
+            self.allowed[account] = limit if fits else max(self.allowed.get(account, 0), limit)
+            declared = [client.declared for client in state.clients.values()]
+            for group in self.world.groups:
+                of_group = limits.group_limit(account, group, state.group_limits, settings.rules.group_limits, declared)
+                bound = MAX_INT if of_group is None else of_group
+                given = sum(count for (_, name), count in footprints.items() if name == group)
+                known = self.allowed_groups.get((account, group), 0)
+                self.allowed_groups[account, group] = bound if sure and given <= bound else max(known, bound)
+
+    def footprints(self, state: AccountState) -> dict[Pair, int]:
+        """What the holder counts for each pair."""
+        return {
+            (name, group): footprint(client, pair)
+            for name, client in state.clients.items()
+            for group, pair in client.pairs.items()
+        }
+
+    # All of them
+
+    def in_use(self, *, counted: bool = True) -> dict[str, dict[Pair, int]]:
+        """Operations that hold a permit, by account and pair; ``counted``: without those that are excepted."""
+        found: dict[str, dict[Pair, int]] = {account: {} for account in self.world.accounts}
+        for service in self.world.services:
+            view = self.views.get(service.name)
+            for row in () if view is None else view.rows.values():
+                if row.account is None or row.state not in PERMIT_STATES:
+                    continue
+                if counted and (service.name, row.id) in self.exempt:
+                    continue
+                pairs = found[row.account]
+                pair = (service.name, row.group)
+                pairs[pair] = pairs.get(pair, 0) + 1
+        return found
+
+    def _bound(self) -> None:
+        in_use = self.in_use()
+        for account, pairs in in_use.items():
+            if not pairs:
+                continue
+            group_limits = {group: limit for (of, group), limit in self.allowed_groups.items() if of == account}
+            self.invariants.bound(pairs, self.allowed.get(account, 0), group_limits)
+            state = self.states.get(account)
+            if self.is_sure and (state is None or not state.waits_for_epoch):
+                counted = {} if state is None else self.footprints(state)
+                self.invariants.covers(counted, self._by_client(pairs))
+
+    def _by_client(self, pairs: dict[Pair, int]) -> dict[Pair, int]:
+        names = {service.name: service.client_id for service in self.world.services}
+        found: dict[Pair, int] = {}
+        for (name, group), count in pairs.items():
+            pair = (names[name], group)
+            found[pair] = found.get(pair, 0) + count
+        return found
+
+    def waiting(self) -> list[str]:
+        """Operations that have not ended, of services that are there."""
+        return [
+            f"{service.name} {row.id} {row.state}"
+            for service in self.world.services
+            if not service.gone and service.name in self.views
+            for row in self.views[service.name].rows.values()
+            if row.state not in ENDED_STATES
+        ]
+
+    def check_quiet(self) -> None:
+        """At the end: all has run, nothing is counted, and no row of an idle account is left."""
+        there = {(service.client_id, service.incarnation()) for service in self.world.services if not service.gone}
+        left = [
+            f"{service.name} {table}"
+            for service in self.world.services
+            if not service.gone
+            for table in ("durable_accounts", "durable_outbox", "durable_wakes")
+            if service.slot.rows(f"SELECT 1 FROM {table} LIMIT 1")
+        ]
+        left += [
+            f"holder {account} {name}"
+            for account, state in self.states.items()
+            for name, client in state.clients.items()
+            if (name, client.incarnation) in there
+        ]
+        if holder_slot().rows("SELECT 1 FROM holder_outbox LIMIT 1"):
+            left.append("holder_outbox")
+        counted = sum(
+            count
+            for state in self.states.values()
+            for (name, _), count in self.footprints(state).items()
+            if (name, state.clients[name].incarnation) in there
+        )
+        waiting = self.waiting()
+        in_use = sum(
+            count
+            for pairs in self.in_use(counted=False).values()
+            for (name, _), count in pairs.items()
+            if not self.world.service(name).gone
+        )
+        if waiting:
+            raise InvariantViolation(f"all ran: still waiting though faults have stopped: {waiting}; rows: {left}")
+        self.invariants.quiet(counted, in_use, 0, left)
+
+    def is_quiet(self) -> bool:
+        """Whether :meth:`check_quiet` would find nothing."""
+        try:
+            self.check_quiet()
+        except InvariantViolation:
+            return False
+        return True

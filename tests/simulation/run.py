@@ -1,0 +1,175 @@
+"""Runs seeds of the simulation: ``make sim [SEED=] [N=]``, or ``python -m tests.simulation.run``."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.invariants import InvariantViolation
+from tests.simulation import wiring
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.shells import World
+
+ERRORS_EXPECTED = (
+    "a new epoch begins",
+    "were lost together",
+    "no longer has what was read",
+    "the producer is unusable",
+)
+"""What production code logs as an error where the simulated surroundings deserve it."""
+_LOGGERS = ("celery_durable", "holder_service")
+
+
+@dataclass
+class Outcome:
+    """One seed."""
+
+    seed: int
+    digest: str = ""
+    failure: str = ""
+    stats: Counter[str] = field(default_factory=Counter)
+    looked: Counter[str] = field(default_factory=Counter)
+
+
+class _Errors(logging.Handler):
+    """Takes errors that production code logs where it would go on, such as a decision that failed."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.world: World | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if self.world is not None and not any(part in text for part in ERRORS_EXPECTED):
+            cause = f" ({record.exc_info[1]!r})" if record.exc_info else ""
+            self.world.errors.append(f"{record.name}: {text}{cause}")
+
+
+_errors = _Errors()
+
+
+@contextmanager
+def simulator() -> Iterator[None]:
+    """Everything is in place to run seeds."""
+    before = [(logger, logger.level, logger.propagate) for logger in map(logging.getLogger, _LOGGERS)]
+    for logger, _, _ in before:
+        logger.setLevel(logging.ERROR)
+        logger.propagate = False
+        logger.addHandler(_errors)
+    try:
+        with wiring.simulated():
+            yield
+    finally:
+        for logger, level, propagate in before:
+            logger.removeHandler(_errors)
+            logger.setLevel(level)
+            logger.propagate = propagate
+
+
+def run(seed: int, *, lines: list[str] | None = None) -> Outcome:
+    """Runs one seed inside :func:`simulator`."""
+    world = World(seed, lines=lines)
+    wiring.use(world)
+    _errors.world = world
+    outcome = Outcome(seed, stats=world.stats, looked=world.invariants.looked)
+    try:
+        outcome.digest = world.run()
+    except Exception as error:  # noqa: BLE001 - whatever leaves a step is a fault; the other seeds go on
+        what = str(error).splitlines()[0] if isinstance(error, InvariantViolation) else _unexpected(error)
+        outcome.failure = f"{what}\n  replay: make sim SEED={seed}"
+    finally:
+        _errors.world = None
+    return outcome
+
+
+def _unexpected(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"unexpected: {error!r:.200} at {os.path.basename(frame.filename)}:{frame.lineno}"
+
+
+def _work(task: tuple[str, int, int]) -> list[Outcome]:
+    mutation, first, count = task
+    gc.collect()
+    gc.disable()
+    with simulator(), MUTATIONS[mutation]():
+        return [run(seed) for seed in range(first, first + count)]
+
+
+def run_many(first: int, count: int, *, jobs: int, mutation: str = "") -> Iterator[Outcome]:
+    """Runs seeds in several processes; the outcomes come as they are done."""
+    size = max(1, min(25, count // max(1, jobs)))
+    tasks = [(mutation, start, min(size, first + count - start)) for start in range(first, first + count, size)]
+    if jobs <= 1:
+        for task in tasks:
+            yield from _work(task)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for outcomes in pool.imap_unordered(_work, tasks):
+            yield from outcomes
+
+
+def replay(seed: int, mutation: str = "") -> int:
+    """Runs one seed and prints its log."""
+    lines: list[str] = []
+    with simulator(), MUTATIONS[mutation]():
+        outcome = run(seed, lines=lines)
+    print("\n".join(lines))
+    print(f"seed {seed}: {outcome.failure or 'holds'}; log {outcome.digest[:16]}")
+    return 1 if outcome.failure else 0
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay this one, with its log")
+    parser.add_argument("--count", type=int, default=1_000, help="how many to run")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--mutation", default="", help="a seeded violation, from tests.simulation.mutations")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """The command line."""
+    options = _options()
+    if options.seed is not None:
+        return replay(options.seed, options.mutation)
+    begun_s, told_s = time.monotonic(), 0.0
+    stats: Counter[str] = Counter()
+    looked: Counter[str] = Counter()
+    failed = 0
+    outcomes = run_many(options.first, options.count, jobs=options.jobs, mutation=options.mutation)
+    for done, outcome in enumerate(outcomes, 1):
+        stats.update(outcome.stats)
+        looked.update(outcome.looked)
+        if outcome.failure:
+            failed += 1
+            print(f"seed {outcome.seed}: {outcome.failure}", flush=True)
+        elapsed_s = time.monotonic() - begun_s
+        if elapsed_s - told_s > 5 or done == options.count:
+            told_s = elapsed_s
+            print(f"{done} of {options.count} seeds, {elapsed_s:.0f} s, violations: {failed}", flush=True)
+    faults = ", ".join(
+        f"{name.removeprefix('fault: ')} {count}" for name, count in sorted(stats.items()) if name.startswith("fault: ")
+    )
+    crashes = sum(count for name, count in stats.items() if name.startswith("crash at "))
+    work = ("operations", "sent", "steps", "virtual s", "settles refused", "died", "exceptions")
+    print(", ".join(f"{name} {stats[name]}" for name in work))
+    print(f"faults: {faults or 'none'}; crashes at a crash point {crashes}")
+    print(f"checks: {dict(sorted(looked.items()))}")
+    print(f"violations: {failed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,422 @@
+"""A service of the simulator: its database, its dispatchers with production's own loops, its workers, its callers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery
+from sqlalchemy.exc import OperationalError
+
+from celery_durable import commands
+from celery_durable.dispatcher.main import Dispatcher
+from celery_durable.message import CapturedMessage
+from celery_durable.runtime import Runtime
+from celery_durable.settings import Settings
+from celery_durable.store.accounts import client_identity
+from celery_durable.store.attempts import AlreadySettled, Attempt, Attempts, Ending
+from celery_durable.store.delivery import Outbound
+from celery_durable.store.operations import NewOperation, Operations
+from tests.simulation.databases import SimulatedDatabase, Slot, client_tables
+from tests.simulation.processes import Process, SimulatedLoop
+
+if TYPE_CHECKING:
+    from tests.simulation.shells import World
+
+HEARTBEAT_TIMEOUT_MS = 6_000
+HEARTBEAT_INTERVAL_MS = 2_000
+REQUEUE_AFTER_MS = 5_000
+TOPIC_PREFIX = "durable"
+
+
+@cache
+def client_settings(client_id: str, resend_min_s: float) -> Settings:
+    """A service's settings: shorter times than the defaults, so that a seed is short."""
+    return Settings(
+        client_id=client_id,
+        database_url="sqlite:///simulated.sqlite3",
+        kafka_bootstrap_servers="simulated:9092",
+        topic_prefix=TOPIC_PREFIX,
+        heartbeat_interval_s=HEARTBEAT_INTERVAL_MS / 1000,
+        heartbeat_timeout_s=HEARTBEAT_TIMEOUT_MS / 1000,
+        requeue_after_s=REQUEUE_AFTER_MS / 1000,
+        resend_min_s=resend_min_s,
+        resend_max_s=16.0,
+        sends_max=4,
+        idle_return_s=5.0,
+        poll_min_ms=2_000,
+        poll_max_ms=10_000,
+        deliver_batch_max=8,
+        sent_not_started_max=4,
+        kafka_publish_deadline_ms=3_000,
+        _env_file=None,
+    )
+
+
+@cache
+def _operations() -> Operations:
+    return Operations(client_tables(), "sqlite")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message of Celery's broker."""
+
+    id: str
+    generation: int
+    attempt: int
+
+
+@dataclass(eq=False, slots=True)
+class Body:
+    """One attempt as its worker sees it."""
+
+    attempt: Attempt
+    renewed_ms: int
+    ending: str = ""
+    over: bool = False
+
+
+class Service:
+    """One client: a database and what runs on it."""
+
+    def __init__(self, world: World, name: str, client_id: str, slot: Slot) -> None:
+        self.world = world
+        self.name = name
+        self.client_id = client_id
+        self.slot = slot
+        self.rng: random.Random = world.rng
+        self.settings = client_settings(client_id, world.resend_min_s)
+        self.gone = False
+        """Gone for ever."""
+        self.web = Process(world, f"{name}-web")
+        self.dispatchers: list[DispatcherProcess] = []
+        self.workers: list[Worker] = []
+        self.backlog: list[Delivery] = []
+        """Messages that no worker has taken yet."""
+        self.broker_life = 0
+        self.slot_life = 0
+        """How often its database was restored from a backup."""
+        self.is_clone = False
+        """It is a second database under a client ID that is taken."""
+        self.runtime = self.new_runtime()
+
+    def new_runtime(self) -> Runtime:
+        """The runtime of one process."""
+        return Runtime(self.settings, SimulatedDatabase(self.slot), client_tables())
+
+    def identify(self) -> None:
+        """Makes the database this client's."""
+
+        def work() -> None:
+            with self.runtime.database.transaction() as connection:
+                client_identity(connection, self.runtime.tables, self.client_id)
+
+        self.web.run(work)
+
+    def start(self, dispatchers: int, workers: int) -> None:
+        """Starts processes."""
+        for number in range(dispatchers):
+            self.dispatchers.append(DispatcherProcess(self, number))
+        for number in range(workers):
+            self.workers.append(Worker(self, number))
+
+    def processes(self) -> list[Process]:
+        """All that can be killed."""
+        return [*self.dispatchers, *self.workers]
+
+    def poke(self) -> None:
+        """A caller or a worker has written: the dispatchers' next look will find it."""
+        for dispatcher in self.dispatchers:
+            dispatcher.poke()
+
+    def incarnation(self) -> str:
+        """The random ID of its database."""
+        found = self.slot.rows("SELECT incarnation FROM durable_client")
+        return str(found[0][0]) if found else ""
+
+    # Callers
+
+    def enqueue(self, operation_id: str, account: str | None, group: str, **options: Any) -> None:
+        """What ``.delay()`` writes, with the same ID again if its commit was in doubt."""
+        declared = self.world.declared
+        new = NewOperation(
+            id=operation_id,
+            task="task",
+            queue="celery",
+            content_type="application/json",
+            content_encoding="utf-8",
+            body=b"[[], {}, {}]",
+            digest=operation_id,
+            headers={"task": "task"},
+            properties={},
+            publish={},
+            policy=declared,
+            account=account,
+            group=group,
+            limit=declared.get("limit"),
+            group_limit=declared.get("group_limit"),
+            **options,
+        )
+
+        def work() -> None:
+            for _ in range(3):
+                try:
+                    with self.runtime.database.transaction("web.enqueue") as connection:
+                        _operations().insert(connection, new)
+                    break
+                except OperationalError:
+                    continue
+
+        self.web.run(work)
+        self.poke()
+
+    def cancel(self, operation_id: str) -> None:
+        """A caller cancels an operation."""
+
+        def work() -> None:
+            with self.runtime.database.transaction() as connection:
+                _operations().cancel(connection, operation_id)
+
+        self.web.run(work)
+        self.poke()
+
+    def command(self, send: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """An operator's command, from this service."""
+
+        def work() -> None:
+            with suppress(OperationalError):  # an operator sees it, and looks whether it is there
+                send(*arguments, by="simulation", why="simulation", app=Application(self), **options)
+
+        self.web.run(work)
+        self.poke()
+
+    def set_limit(self, account: str, limit: int | None, group: str | None = None) -> None:
+        """An operator's limit."""
+        self.command(commands.set_limit, account, limit, group)
+
+    # Celery's broker
+
+    def deliver(self, outbound: Outbound) -> None:
+        """The broker takes a message, and may lose it or deliver it twice."""
+        world, one = self.world, outbound.admitted
+        message = Delivery(one.id, one.generation, one.attempt)
+        world.stats["sent"] += 1
+        if world.happens(world.weather.broker_loss):
+            world.note("broker", self.name, "loses", message.id, message.attempt)
+            return
+        world.note("broker", self.name, "takes", message.id, message.attempt)
+        for _ in range(1 + world.happens(world.weather.broker_double)):
+            delay_ms = self.rng.randint(1, 30)
+            if world.happens(world.weather.broker_slow):
+                delay_ms = self.rng.randint(30, 20_000)
+            self._arrives_later(delay_ms, message)
+
+    def wipe_broker(self) -> None:
+        """The broker forgets every message."""
+        self.broker_life += 1
+        self.backlog.clear()
+
+    def _arrives_later(self, delay_ms: int, message: Delivery) -> None:
+        life = self.broker_life
+        self.world.at(delay_ms, lambda: self._arrives(message) if life == self.broker_life else None)
+
+    def _arrives(self, message: Delivery) -> None:
+        workers = [worker for worker in self.workers if worker.alive and not worker.frozen]
+        if workers:
+            workers[self.rng.randrange(len(workers))].receive(message)
+        else:
+            self.backlog.append(message)
+
+    def redeliver_later(self, operation_id: str, generation: int, attempt: int) -> None:
+        """A worker died before it acknowledged this message."""
+        self._arrives_later(self.rng.choice((100, 5_000)), Delivery(operation_id, generation, attempt))
+
+    def redeliver(self) -> None:
+        """A worker is there (again)."""
+        backlog, self.backlog = self.backlog, []
+        for message in backlog:
+            self._arrives(message)
+
+
+@cache
+def _celery() -> Celery:
+    return Celery("simulated", broker="memory://", set_as_current=False)
+
+
+class Application:
+    """What production code takes for the Celery app: its own runtime, and all else of one real app."""
+
+    def __init__(self, service: Service, runtime: Runtime | None = None) -> None:
+        self.service = service
+        self._celery_durable_runtime = service.runtime if runtime is None else runtime
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_celery(), name)
+
+
+class DispatcherProcess(Process):
+    """One dispatcher with all its loops."""
+
+    def __init__(self, service: Service, number: int) -> None:
+        super().__init__(service.world, f"{service.name}-dispatcher-{number}")
+        self.service = service
+        self.number = number
+        self._poked = False
+        self._watch: SimulatedLoop | None = None
+        self.run(self._start)
+
+    def _start(self) -> None:
+        runtime = self.service.new_runtime()
+        with runtime.database.transaction("dispatcher.identify") as connection:
+            client_identity(connection, runtime.tables, self.service.client_id)
+        dispatcher = Dispatcher(Application(self.service, runtime), runtime)
+        dispatcher.start()
+        self._watch = next(loop for loop in dispatcher._loops if loop.name == "watch")  # type: ignore[misc]
+
+    def poke(self) -> None:
+        """Has the watch look soon, instead of every quarter of a second."""
+        if not self._poked and self._watch is not None:
+            self._poked = True
+            self.at(self.world.rng.randint(20, 250), self._look)
+
+    def _look(self) -> None:
+        self._poked = False
+        if self._watch is not None:
+            self._watch.wake()
+
+
+class Worker(Process):
+    """A worker: it starts what the broker delivers, keeps it alive and settles it, by production's statements."""
+
+    def __init__(self, service: Service, number: int) -> None:
+        super().__init__(service.world, f"{service.name}-worker-{number}")
+        self.service = service
+        self.number = number
+        self.bodies: list[Body] = []
+        self.acting: Attempt | None = None
+        """Whose row it may write at the moment."""
+        self._attempts = Attempts(SimulatedDatabase(service.slot), client_tables())
+
+    def receive(self, message: Delivery) -> None:
+        """A message arrives."""
+        token = f"{self.world.rng.getrandbits(64):016x}"
+        attempt = Attempt(message.id, message.generation, message.attempt, token)
+        self.at(1, lambda: self._begin(attempt))
+
+    def _write(self, attempt: Attempt, write: Callable[[], Any]) -> Any:
+        self.acting = attempt
+        try:
+            return write()
+        finally:
+            self.world.look()
+            self.acting = None
+
+    def _begin(self, attempt: Attempt) -> None:
+        world = self.world
+        try:
+            started = self._write(
+                attempt,
+                lambda: self._attempts.start(attempt, worker=self.name, timeout_ms=HEARTBEAT_TIMEOUT_MS),
+            )
+        except OperationalError:
+            self.at(200, lambda: self._begin(attempt))
+            return
+        if started is None:
+            world.note("worker", self.name, "drops", attempt.id, attempt.attempt)
+            return
+        world.note("worker", self.name, "starts", attempt.id, attempt.attempt, attempt.token)
+        body = Body(attempt, world.clock.now_ms)
+        self.bodies.append(body)
+        if started.cancel_requested:
+            body.ending = "cancel"
+        self.at(HEARTBEAT_INTERVAL_MS, lambda: self._beat(body))
+        self.at(world.draw_duration(), lambda: self._end(body))
+
+    def _beat(self, body: Body) -> None:
+        if body.over:
+            return
+        begun_ms = self.world.clock.now_ms
+        if begun_ms - body.renewed_ms >= HEARTBEAT_TIMEOUT_MS and self.world.rng.random() < 0.5:
+            self._stop(body)
+            return
+        try:
+            beat = self._write(
+                body.attempt,
+                lambda: self._attempts.beat(body.attempt.id, body.attempt.token, timeout_ms=HEARTBEAT_TIMEOUT_MS),
+            )
+        except OperationalError:
+            self.at(500, lambda: self._beat(body))
+            return
+        if beat is None:
+            self._stop(body)
+            return
+        body.renewed_ms = begun_ms
+        if beat.cancel_requested:
+            body.ending = "cancel"
+            self._end(body)
+            return
+        self.at(HEARTBEAT_INTERVAL_MS, lambda: self._beat(body))
+
+    def _stop(self, body: Body) -> None:
+        """It is not this run's any more: the body is told to stop, and settles nothing."""
+        body.over = True
+        self.bodies.remove(body)
+        self.world.note("worker", self.name, "stops", body.attempt.id, body.attempt.attempt)
+
+    def _end(self, body: Body) -> None:
+        if body.over:
+            return
+        body.ending = body.ending or self.world.draw_ending()
+        try:
+            state = self._write(body.attempt, lambda: self._settle(body))
+        except OperationalError:
+            self.at(200, lambda: self._end(body))
+            return
+        except AlreadySettled:
+            self.world.stats["settles refused"] += 1
+            state = "refused"
+        body.over = True
+        self.bodies.remove(body)
+        self.world.note("worker", self.name, body.ending, body.attempt.id, body.attempt.attempt, state)
+        self.service.poke()
+
+    def _settle(self, body: Body) -> str:
+        attempts, attempt = self._attempts, body.attempt
+        match body.ending:
+            case "succeed":
+                return attempts.succeed(attempt, Ending())
+            case "fail":
+                return attempts.fail(attempt, Ending(error="simulated"))
+            case "cancel":
+                return attempts.cancel(attempt, Ending())
+            case "repeat":
+                return attempts.repeat(attempt, Ending())
+            case "retry":
+                return attempts.retry(attempt, _again(attempt, 500), Ending(error="simulated"), requeue=False)
+            case _:
+                message = _again(attempt, REQUEUE_AFTER_MS)
+                return attempts.retry(attempt, message, Ending(error="simulated"), requeue=True)
+
+
+def _again(attempt: Attempt, delay_ms: int) -> CapturedMessage:
+    return CapturedMessage(
+        id=attempt.id,
+        task="task",
+        body=b"[[], {}, {}]",
+        content_type="application/json",
+        content_encoding="utf-8",
+        digest=attempt.id,
+        headers={"task": "task"},
+        properties={},
+        publish={},
+        queue="celery",
+        eta_delay_ms=delay_ms,
+        expires_delay_ms=None,
+        priority=0,
+        retries=attempt.attempt,
+    )

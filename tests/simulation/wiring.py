@@ -1,0 +1,146 @@
+"""Puts the simulator below production code: in place of threads, Kafka, Celery's broker and the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from typing import Any
+from unittest.mock import patch
+
+from celery_durable import crashpoints
+from celery_durable.dispatcher import delivery, main, passes, recovery, replies, retention
+from celery_durable.dispatcher.publisher import BrokerUnavailable
+from celery_durable.kafka import client, relay
+from celery_durable.monitoring import events
+from celery_durable.store import attempts
+from celery_durable.store.delivery import Outbound
+from holder_service import main as holder_main
+from holder_service import service, topic
+from tests.simulation.clock import virtual_time
+from tests.simulation.kafka import SimulatedAdmin, SimulatedConsumer, SimulatedProducer
+from tests.simulation.processes import SimulatedLoop
+from tests.simulation.shells import World
+
+
+class _Run:
+    """The run at hand."""
+
+    world: World
+
+
+def use(world: World) -> None:
+    """Makes this run the one that production code is in."""
+    _Run.world = world
+
+
+def world() -> World:
+    """The run at hand."""
+    return _Run.world
+
+
+def _process() -> Any:
+    process = _Run.world.current
+    assert process is not None, "production code was called outside of any process"
+    return process
+
+
+def _make_loop(name: str, step: Callable[[], float | None], **pauses: Any) -> SimulatedLoop:
+    return SimulatedLoop(_process(), name, step, **pauses)
+
+
+def _make_producer(_settings: Any) -> SimulatedProducer:
+    return SimulatedProducer(_Run.world.bus)
+
+
+def _make_consumer(_settings: Any, group_id: str, **more: Any) -> SimulatedConsumer:
+    process, world = _process(), _Run.world
+    loop = process.loop
+    wake = loop.interrupt if loop is not None else lambda: None
+    consumer = SimulatedConsumer(world.bus, world.groups_of_kafka, group_id, wake, lambda: process.alive)
+    consumer.partition_eof = bool(more.get("enable.partition.eof"))
+    process.consumers.append(consumer)
+    return consumer
+
+
+def _make_admin(_settings: Any) -> SimulatedAdmin:
+    return SimulatedAdmin(_Run.world.bus)
+
+
+def _crashpoint(name: str) -> None:
+    world = _Run.world
+    if world.current is not None:
+        world.current.crashpoint(name)
+
+
+class SimulatedPublisher:
+    """In place of the publisher to Celery's broker."""
+
+    def __init__(self, app: Any, *, deadline_s: float) -> None:
+        self._service = app.service
+
+    def connect(self) -> None:
+        """Connects."""
+        if self._service.world.broker_is_down:
+            raise BrokerUnavailable("simulated: the broker is down")
+
+    def publish(self, outbound: Outbound) -> None:
+        """Sends one message."""
+        crashpoints.crashpoint("delivery.message", "before_publish")
+        self.connect()
+        self._service.deliver(outbound)
+        crashpoints.crashpoint("delivery.message", "after_publish")
+
+    def close(self) -> None:
+        """Disconnects."""
+
+
+def _cached(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Statements are built once and shared: they have no state."""
+    return lru_cache(maxsize=None)(make)
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """Production code runs in the simulator meanwhile. Once for many seeds."""
+    statements = [
+        (passes, "Accounts"),
+        (passes, "Admission"),
+        (recovery, "Recoveries"),
+        (retention, "Recoveries"),
+        (delivery, "Deliveries"),
+        (main, "Watch"),
+        (attempts, "AttemptStatements"),
+    ]
+    with ExitStack() as stack:
+
+        def put(module: Any, name: str, value: Any) -> None:
+            stack.enter_context(patch.object(module, name, value))
+
+        stack.enter_context(virtual_time())
+        for module, name in statements:
+            put(module, name, _cached(getattr(module, name)))
+        for module in (main, holder_main):
+            put(module, "Loop", _make_loop)
+        for module, names in (
+            (client, ("make_producer", "make_consumer", "make_admin")),
+            (topic, ("make_consumer", "make_admin")),
+        ):
+            for name in names:
+                put(
+                    module,
+                    name,
+                    {"make_producer": _make_producer, "make_consumer": _make_consumer}.get(name, _make_admin),
+                )
+        put(events, "make_step", lambda _app: lambda: float("inf"))
+        put(delivery, "Publisher", SimulatedPublisher)
+        # Idle looks cost the simulator time and find nothing: hints and due times lead it.
+        put(main, "LOOK_EVERY_S", 60.0)
+        put(main, "UNHINTED_PAUSE_MAX_S", 10.0)
+        put(replies, "READ_S", 5.0)
+        put(relay, "REPORT_WAIT_S", 0.5)
+        put(holder_main, "PAUSE_MIN_S", 2.0)
+        put(service, "TIMERS_RECHECK_S", 5.0)
+        crashpoints.arm(_crashpoint)
+        stack.callback(crashpoints.arm, None)
+        yield
