@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 
 from celery_durable.permits.messages import AccountReport, Command, Forfeit, Pause, ReportGroup, SetLimit
 from holder_service.account import AccountState, Client, Pair
 from holder_service.footprint import acknowledge, footprint, held, keep, show_anew
+
+COMMANDS_BYTES_MAX = 900_000
+"""Names of what was commanded in one account, at most: so its mirror fits a Kafka message of 1 MB. They never shrink:
+an old copy of a command may come at any time, and must find a newer number of its sender, kind and target."""
+_NUMBER_BYTES = 22
+"""What a name brings with it in the mirror: a number, a colon, a comma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +177,12 @@ def _take_command(work: Work, command: Command) -> None:
     key = _command_key(command)
     if command.seq <= state.seqs.get(key, -1):
         return
+    if isinstance(command, SetLimit) and command.group is not None and key not in state.seqs:
+        # Twice: a group is named by its number, and again by its limit, now or later.
+        size = 2 * sum(map(_bytes_of, (*state.seqs, key)))
+        if size > COMMANDS_BYTES_MAX:
+            _refuse_group(work, command, size)
+            return
     work.changed = work.mirror_changed = True
     state = replace(state, seqs={**state.seqs, key: command.seq})
     if isinstance(command, SetLimit):
@@ -185,6 +198,21 @@ def _take_command(work: Work, command: Command) -> None:
     work.state = state
     if isinstance(command, Forfeit):
         _take_forfeit(work, command)
+
+
+def _bytes_of(name: str) -> int:
+    return len(json.dumps(name, ensure_ascii=False).encode()) + _NUMBER_BYTES
+
+
+def _refuse_group(work: Work, command: SetLimit, size: int) -> None:
+    work.refusals.append(
+        Refusal(
+            command,
+            f"group {command.group!r:.100}: commands for so many groups of the account are remembered that one more "
+            f"makes {size} bytes, at most {COMMANDS_BYTES_MAX}; groups that were commanded before still obey: for "
+            "others declare group_limit in the code, or give the holder a rule",
+        )
+    )
 
 
 def _take_forfeit(work: Work, command: Forfeit) -> None:

@@ -220,6 +220,30 @@ def test_commands_of_each_sender_kind_and_target_have_their_own_order():
     assert (decision.mirror.limit, decision.mirror.group_limits) == (None, {})
 
 
+def test_commands_for_ever_more_groups_are_refused_before_the_mirror_is_too_large():
+    """What was commanded is remembered for ever: too much of it is refused aloud, and loses nothing that was told."""
+    holder = Holder()
+    names = [f"{number:05}".ljust(1_000, "ß") for number in range(300)]
+    batch = [command(SetLimit, number + 1, group=name, limit=2) for number, name in enumerate(names)]
+    decision = holder.decide(*batch)
+    known, refused = names[0], [refusal.message.group for refusal in decision.refusals]
+    assert refused == names[-len(refused) :]
+    assert 0 < len(refused) < 200
+    assert "declare group_limit in the code" in decision.refusals[0].reason
+    assert 800_000 < len(decision.mirror.to_bytes()) < 1_000_000
+    decision = holder.decide(
+        command(SetLimit, 900, group=known, limit=None),
+        command(SetLimit, 900, limit=3),
+        command(Pause, 900, client_id="another"),
+        command(Forfeit, 900, client="a", epoch=0, version=0),
+        command(SetLimit, 1, group=known, limit=9),
+    )
+    assert not decision.refusals
+    assert known not in decision.mirror.group_limits
+    assert (decision.mirror.limit, decision.mirror.paused) == (3, True)
+    assert not holder.decide(command(SetLimit, 1, group=known, limit=9)).changed
+
+
 def test_the_mirror_outlives_the_row():
     holder = Holder()
     decision = holder.decide(command(SetLimit, 5, limit=7), command(Pause, 6))
@@ -361,6 +385,16 @@ def test_usage_is_what_people_see(paused):
     assert (seen.limit, seen.source, seen.paused, seen.in_use, seen.waiting) == (4, "declared", paused, 2, 1)
     assert seen.clients[0].last_report_ms == 5
     assert (seen.epoch, seen.version) == (holder.state.epoch, holder.state.version)
+
+
+def test_groups_are_seen_with_their_limits():
+    """Those with a name or a limit: of a command, a rule or what the code declares."""
+    holder = Holder()
+    for name, used, limit in (("a", 2, 3), ("b", 1, 2)):
+        groups = ReportGroup(group="w", claimed=used, waiting=1), ReportGroup(claimed=1)
+        holder.decide(holder.report(name, *groups, declared=Declared(limit=9, group_limit=limit)))
+    seen = usage.of(holder.state, holder.now_ms, holder.settings)
+    assert [(each.group, each.limit, each.in_use, each.waiting) for each in seen.groups] == [("w", 2, 3, 2)]
 
 
 def test_what_people_see_is_what_a_forfeit_needs():
