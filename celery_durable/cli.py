@@ -65,10 +65,12 @@ def _plainly(command: Callable[P, int | None]) -> Callable[P, None]:
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        from celery_durable.console import written_out
         from celery_durable.errors import ConfigurationError, DurableError
 
         try:
-            code = command(*args, **kwargs)
+            with written_out():
+                code = command(*args, **kwargs)
         except ConfigurationError:
             raise  # click prints it
         except DurableError as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from celery_durable.console import OutputError, written_out
 from celery_durable.errors import ConfigurationError
 from holder_service import settings as settings_module
 from holder_service.commands import CommandRefused
@@ -34,10 +35,11 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with written_out():
+                return super().invoke(ctx)
         except ConfigurationError as error:
             _fail(error, 2)
-        except CommandRefused as error:
+        except (CommandRefused, OutputError) as error:
             _fail(error, 1)
 
 
@@ -62,12 +64,13 @@ def run() -> None:
 @main.command()
 @click.option("--to", default="head", show_default=True, help="Revision to migrate to.")
 def migrate(to: str) -> None:
-    """Makes the tables, or brings them up to date. Several at once are safe."""
+    """Make or update the holder's tables. Safe to run from several processes at once."""
     from celery_durable.store.migrate import migrate as migrate_tables
     from holder_service.migrations import HOLDER
 
     with _opened(settings_module.load(), checked=False) as (database, tables):
-        click.echo(f"schema of the holder: {migrate_tables(database, tables, to, HOLDER)}")
+        revision = migrate_tables(database, tables, to, HOLDER)
+        click.echo(f"The tables {tables.prefix}… are at revision {revision}.")
 
 
 @main.command()
@@ -90,7 +93,7 @@ def go(account: str | None, everything: bool) -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def accounts(as_json: bool) -> None:
-    """Lists the accounts: limit, where it comes from, in use, waiting, footprint, and the same for each client."""
+    """Lists the accounts: limit, where it comes from, in use, waiting, footprint; also of each group and client."""
     from holder_service import commands
 
     settings = settings_module.load()
@@ -143,7 +146,7 @@ def _print_table(found: Iterable[Usage]) -> None:
     from rich.table import Table
 
     table = Table(title="Accounts", title_justify="left")
-    for name in ("account / client", "limit", "source"):
+    for name in ("account / group, client", "limit", "source"):
         table.add_column(name, overflow="fold")
     for name in ("in use", "waiting", "footprint"):
         table.add_column(name, justify="right")
@@ -154,6 +157,10 @@ def _print_table(found: Iterable[Usage]) -> None:
         remarks = ", ".join([*["paused"] * usage.paused, f"epoch {usage.epoch}, version {usage.version}"])
         counts = (str(usage.in_use), str(usage.waiting), str(usage.footprint))
         table.add_row(_plain(usage.account), str(usage.limit), _plain(usage.source), *counts, remarks, style="bold")
+        for group in usage.groups:
+            limit = "" if group.limit is None else str(group.limit)
+            counts = (str(group.in_use), str(group.waiting), str(group.footprint))
+            table.add_row(_plain(f"  group {group.group}"), limit, "", *counts, "")
         for client in usage.clients:
             counts = (str(client.in_use), str(client.waiting), str(client.footprint))
             heard = f"heard {client.last_report_ms / 1000:.0f} s ago"

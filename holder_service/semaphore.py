@@ -221,6 +221,12 @@ def limit_in_force(state: AccountState, settings: SemaphoreSettings) -> limits.L
     return limits.account_limit(state.account, state.limit, settings.rules.accounts, declared)
 
 
+def group_limit_in_force(state: AccountState, group: str, settings: SemaphoreSettings) -> int | None:
+    """The limit of one group, in the same way; None: it has none."""
+    declared = [client.declared for client in state.clients.values()]
+    return limits.group_limit(state.account, group, state.group_limits, settings.rules.group_limits, declared)
+
+
 def _resolve_limit(work: Work, settings: SemaphoreSettings) -> limits.LimitInForce:
     """The limit in force. Every client is told of a new one, since it may have held back its demand."""
     state = work.state

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holder_service.account import AccountState
 from holder_service.footprint import footprint, wants_ack
-from holder_service.semaphore import SemaphoreSettings, limit_in_force
+from holder_service.semaphore import SemaphoreSettings, group_limit_in_force, limit_in_force
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,18 @@ class ClientUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """One group of an account, over all clients."""
+
+    group: str
+    limit: int | None
+    """None: the group has no limit of its own."""
+    in_use: int
+    waiting: int
+    footprint: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """One account as people see it."""
 
@@ -37,6 +49,8 @@ class Usage:
     epoch: int
     version: int
     """With ``epoch``, up to where a forfeit that is made now would free."""
+    groups: Sequence[GroupUsage] = ()
+    """Those that have a name, or a limit, by name."""
     clients: Sequence[ClientUsage] = ()
 
 
@@ -64,5 +78,26 @@ def of(state: AccountState, now_ms: int, settings: SemaphoreSettings) -> Usage:
         footprint=sum(client.footprint for client in clients),
         epoch=state.epoch,
         version=state.version,
+        groups=_groups(state, settings),
         clients=clients,
     )
+
+
+def _groups(state: AccountState, settings: SemaphoreSettings) -> list[GroupUsage]:
+    names = {group for client in state.clients.values() for group in client.pairs} | state.group_limits.keys()
+    found = []
+    for name in sorted(names):
+        limit = group_limit_in_force(state, name, settings)
+        if not name and limit is None:
+            continue
+        pairs = [(client, client.pairs[name]) for client in state.clients.values() if name in client.pairs]
+        found.append(
+            GroupUsage(
+                group=name,
+                limit=limit,
+                in_use=sum(pair.used for _, pair in pairs),
+                waiting=sum(pair.waiting for _, pair in pairs),
+                footprint=sum(footprint(client, pair) for client, pair in pairs),
+            )
+        )
+    return found

@@ -129,13 +129,19 @@ def report(results: Sequence[TopicResult]) -> int:
     if console.is_terminal:
         table = Table("topic", "state", "differences")
         for result in results:
-            table.add_row(result.name, result.state, "\n".join(result.differences))
+            table.add_row(result.name, _state(result), "\n".join(result.differences))
         console.print(table)
     else:
         for result in results:
-            for line in (f"{result.name}: {result.state}", *(f"  {one}" for one in result.differences)):
+            for line in (f"{result.name}: {_state(result)}", *(f"  {one}" for one in result.differences)):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     return int(any(result.state in ("differs", "missing") for result in results))
+
+
+def _state(result: TopicResult) -> str:
+    if result.state == "unused":
+        return "unused: it is optional, so it is not created; make it yourself to use it"
+    return result.state
 
 
 def _plan(suffix: str, name: str, *, partitions: int | None = None) -> TopicPlan:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, func, select
 from celery_durable.errors import DurableError
 from celery_durable.monitoring.reasons import NOTHING, Known, Waiting, describe_reason, load_known, short_reason
 from celery_durable.permits.messages import AccountLimit
+from celery_durable.permits.state import AccountState
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import (
     ADMITTED,
@@ -29,7 +30,7 @@ from celery_durable.store.schema import (
     STATES,
     SUCCEEDED,
 )
-from celery_durable.store.sql import in_states
+from celery_durable.store.sql import in_states, parts
 
 if TYPE_CHECKING:
     from celery_durable.runtime import Runtime
@@ -106,6 +107,8 @@ class AccountGroup:
     in_use: int
     waiting: int
     reason: str | None
+    declared_limit: int | None = None
+    """What this service's code declares; a rule of the holder, a command or another service may say less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,17 @@ def accounts(runtime: Runtime, *, limit: int = 1_000) -> list[Account]:
         names = set(counted) | set(connection.scalars(select(rows.c.account).order_by(rows.c.account).limit(limit)))
         chosen = sorted(names)[:limit]
         known = load_known(connection, runtime.tables, chosen)
-    return [_account(name, counted.get(name, ()), known.get(name, NOTHING)) for name in chosen]
+        declared = _group_limits(connection, runtime, chosen)
+    return [_account(name, counted.get(name, ()), known.get(name, NOTHING), declared.get(name)) for name in chosen]
+
+
+def _group_limits(connection: Connection, runtime: Runtime, names: Sequence[str]) -> dict[str, int | None]:
+    """The limit of each group that has a name, as this service declares it."""
+    rows, found = runtime.tables.accounts, {}
+    for some in parts(names):
+        for name, state in connection.execute(select(rows.c.account, rows.c.state).where(rows.c.account.in_(some))):
+            found[name] = AccountState.from_json(state).declared.group_limit
+    return found
 
 
 def _operations(runtime: Runtime) -> Any:
@@ -278,7 +291,7 @@ def _operation(row: Any, known: Known) -> Operation:
     )
 
 
-def _account(name: str, rows: Iterable[Any], known: Known) -> Account:
+def _account(name: str, rows: Iterable[Any], known: Known, group_limit: int | None) -> Account:
     in_use: dict[str, int] = {}
     waiting: dict[str, int] = {}
     scheduled, oldest_s = 0, None
@@ -293,7 +306,12 @@ def _account(name: str, rows: Iterable[Any], known: Known) -> Account:
     permits = {group.group: group.permits for group in known.reply.groups} if known.reply else {}
     groups = [
         AccountGroup(
-            group, permits.get(group, 0), in_use.get(group, 0), waiting.get(group, 0), known.blocked.get(group)
+            group,
+            permits.get(group, 0),
+            in_use.get(group, 0),
+            waiting.get(group, 0),
+            known.blocked.get(group),
+            group_limit if group else None,
         )
         for group in sorted({*in_use, *waiting, *permits})
     ]

@@ -83,7 +83,8 @@ def accounts(found: Sequence[Account]) -> None:
         for group in account.groups:
             if group.group:
                 in_use, waiting = str(group.in_use), str(group.waiting)
-                table.add_row("", _text(group.group), "", in_use, "", waiting, "", "", _words(group.reason))
+                limit = "" if group.declared_limit is None else f"{group.declared_limit} (declared)"
+                table.add_row("", _text(group.group), limit, in_use, "", waiting, "", "", _words(group.reason))
     _console().print(table)
 
 

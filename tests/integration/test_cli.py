@@ -169,3 +169,25 @@ def test_celery_stays_light_with_the_plugin() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True, timeout=60)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_one_line(shop: Path) -> None:
+    """Whatever prints, of a service and of a holder; also what Python would write at its very end."""
+    assert durable(shop, "migrate").returncode == 0
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HOLDER_DATABASE_URL": f"sqlite:///{shop / 'holder.sqlite3'}"}
+    service, holder = ["-m", "celery", "-A", "shop", "durable"], ["-m", "holder_service.cli"]
+    for words in ([*service, "ps"], [*service, "ps", "--json"], [*service, "migrate"], [*holder, "migrate"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, *words],
+                cwd=shop,
+                env=env,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert "standard output: No space left on device: give it another file" in done.stderr

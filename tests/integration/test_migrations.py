@@ -234,4 +234,5 @@ def test_the_holders_command_prints_one_line(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"schema of the holder: {HOLDER.head}\n", "")
+    line = f"The tables holder_… are at revision {HOLDER.head}.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, line, "")

@@ -129,6 +129,7 @@ def test_report_prints_plain_lines_into_a_pipe(capsys: pytest.CaptureFixture[str
     assert report(results) == 1
     assert capsys.readouterr().out.splitlines() == ["p.a: created", "p.b: differs", f"  {long}", "  [red]two[/red]"]
     assert report([TopicResult("p.a", "ok"), TopicResult("p.e", "unused")]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("p.e: unused: it is optional")
 
 
 def test_the_embedded_broker_says_that_there_is_nothing_to_apply() -> None:

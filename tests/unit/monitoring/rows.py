@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy import insert
 
-from celery_durable.permits.messages import AccountLimit, AccountReply, ReplyGroup
+from celery_durable.permits.messages import AccountLimit, AccountReply, Declared, ReplyGroup
+from celery_durable.permits.state import AccountState
 from celery_durable.runtime import Runtime
 from celery_durable.settings import Settings
 from celery_durable.store.clock import now_ms
@@ -63,9 +64,16 @@ def add(runtime: Runtime, operation_id: str, state: str, **values: Any) -> None:
 
 
 def add_account(
-    runtime: Runtime, account: str, *, blocked: dict[str, str], limit: int, in_use: int, offered: int = 0
+    runtime: Runtime,
+    account: str,
+    *,
+    blocked: dict[str, str],
+    limit: int,
+    in_use: int,
+    offered: int = 0,
+    group_limit: int | None = None,
 ) -> None:
-    """Adds an account's row with the holder's newest reply."""
+    """Adds an account's row with the holder's newest reply, and what this service declares."""
     reply = AccountReply(
         client_id="billing",
         incarnation="one",
@@ -76,6 +84,7 @@ def add_account(
         groups=(ReplyGroup(permits=2, offered=offered),),
         account_limit=AccountLimit(limit=limit, in_use=in_use, source="declared"),
     )
-    values = {"account": account, "state": "{}", "blocked": blocked, "reply": reply.to_bytes().decode()}
+    state = AccountState(account, declared=Declared(group_limit=group_limit)).to_json()
+    values = {"account": account, "state": state, "blocked": blocked, "reply": reply.to_bytes().decode()}
     with runtime.database.transaction() as connection:
         connection.execute(insert(runtime.tables.accounts).values(values))

@@ -135,3 +135,11 @@ def test_accounts(runtime: Runtime) -> None:
     ]
     assert (globex.account, globex.limit, globex.scheduled, globex.oldest_wait_s) == ("globex", None, 1, None)
     assert (leased.account, leased.in_use, leased.groups[0].permits) == ("leased", 0, 2)
+
+
+def test_a_group_s_limit_is_shown_as_far_as_this_service_knows_it(runtime: Runtime) -> None:
+    add(runtime, "one", "queued", group="wf-7")
+    add(runtime, "two", "queued")
+    add_account(runtime, "acme", blocked={"wf-7": "group_limit"}, limit=9, in_use=2, group_limit=4)
+    (acme,) = inspect.accounts(runtime)
+    assert [(group.group, group.declared_limit) for group in acme.groups] == [("", None), ("wf-7", 4)]

@@ -20,6 +20,13 @@ def test_names_from_outside_do_not_steer_the_terminal(capsys: pytest.CaptureFixt
     assert shown.count("\n") == 3
 
 
+def test_a_group_s_limit_is_shown_with_whose_word_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = [AccountGroup("wf-7", 2, 2, 1, "group_limit", 2), AccountGroup("wf-8", 1, 1, 0, None)]
+    printing.accounts([Account("acme", 9, "rule *", 3, 3, 1, 0, 4.0, groups)])
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows[2:] == ["wf-7 2 (declared) 2 1 group limit", "wf-8 1 0"]
+
+
 def test_an_ended_operation_is_not_explained_by_its_account(capsys: pytest.CaptureFixture[str]) -> None:
     """G1: an idle account has no reply any more; to say so of an operation that is over looks like a fault."""
     over = Operation(
