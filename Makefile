@@ -5,10 +5,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
-SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format schemas docs-settings sim chaos recovery-times clean setup
+.PHONY: help demo test test-fast lint format schemas docs-settings sim walk chaos recovery-times clean setup
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -19,7 +18,7 @@ demo: .venv/.installed ## Two services share the limits of six tenants, through 
 # A deadline that a busy machine missed is tried once more, and told; a rule that was broken never is.
 # worksteal: who has nothing left takes over half of what the other still has, so that both end together.
 test: .venv/.installed-dev ## All tests, with real services
-	@$(PYTEST) -n $(WORKERS) --dist worksteal --reruns 1 --only-rerun 'not within [0-9.]+ s|timed out'
+	@$(PYTEST) -n $(WORKERS) --dist worksteal --reruns 1 --only-rerun 'not within [0-9.]+ s|[Tt]imed out'
 
 test-fast: .venv/.installed-dev ## The tests that start no service, no worker, no dispatcher and no holder
 	@$(PYTEST) tests/unit tests/simulation -m "not postgresql and not kafka and not redis and not processes"
@@ -39,8 +38,11 @@ schemas: .venv/.installed-dev ## Write the JSON Schemas of the messages to topic
 docs-settings: .venv/.installed-dev ## Write docs/settings.md from the settings models
 	@$(BIN)/python -m docs.generate_settings
 
-sim: .venv/.installed-dev ## A long random walk over both pure cores: make sim SEEDS=10000
-	@$(BIN)/python -m tests.simulation.walk --seeds $(SEEDS)
+sim: .venv/.installed-dev ## Seeds of the simulation, on all cores: make sim N=10000; replay one with its log: make sim SEED=7
+	@$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED),--count $(or $(N),1000))
+
+walk: .venv/.installed-dev ## A longer random walk over the two pure cores alone: make walk SEEDS=10000
+	@$(BIN)/python -m tests.simulation.walk --seeds $(or $(SEEDS),1000)
 
 chaos: .venv/.installed-dev ## Real services and processes under drawn faults: make chaos MINUTES=10 SEED=7 BROKER=rabbitmq
 	@$(BIN)/python -m tests.chaos $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
