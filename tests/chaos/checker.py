@@ -157,11 +157,13 @@ def _mark_faults(runs: Sequence[Run], events: Iterable[Event]) -> None:
     for run in runs:
         started, death_ns = run.started, deaths.get(run.started.pid)
         for fault, over_ns in spans.get(started.pid, ()):
+            if over_ns < started.time_ns:
+                continue
             if "freeze" in fault.kind:
-                if over_ns >= started.time_ns:
-                    run.frozen.append((fault.time_ns, over_ns))
-            elif fault.time_ns >= started.time_ns and run.killed_ns is None:
-                run.killed_ns, run.killed_by = fault.time_ns, fault.kind
+                run.frozen.append((fault.time_ns, over_ns))
+            elif run.killed_ns is None:
+                # A fault is noted before it is made: the body may have begun in between.
+                run.killed_ns, run.killed_by = max(fault.time_ns, started.time_ns), fault.kind
         # A body that kills its process takes the others of that process with it.
         if death_ns is not None and run.over_ns > death_ns >= started.time_ns:
             run.killed_ns, run.killed_by = death_ns, DIES

@@ -298,6 +298,12 @@ def test_what_faults_explain_is_no_violation(scene: Scene) -> None:
     }
 
 
+def test_a_body_may_begin_between_the_note_of_a_kill_and_the_kill(scene: Scene) -> None:
+    scene.operation("killed", (20.001, None, ""), (25, 26, "returned"), pids=(5, 6))
+    scene.fault("worker-kill", 20, 21, pids=(5,))
+    assert not scene.check().violations
+
+
 def test_an_operation_that_was_left_behind_counts_once(scene: Scene) -> None:
     """At limit 1 its own successor is not above the limit; another operation is, until its timeout is over."""
     account = "shared:one~1"
