@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,22 @@ from tests.chaos.summary import show
 from tests.conftest import unavailable
 from tests.services import ServiceUnavailable
 
-pytestmark = [pytest.mark.processes, pytest.mark.postgresql, pytest.mark.kafka, pytest.mark.timeout(720)]
+UNFINISHED = ("lost", "rest", "unfinished")
+"""What a run also looks like that had no time to come to rest."""
+
+pytestmark = [pytest.mark.processes, pytest.mark.postgresql, pytest.mark.kafka, pytest.mark.timeout(1_200)]
 
 
+@pytest.fixture
+def alone(services_folder: Path) -> Iterator[None]:
+    """One run at a time: two at once would test the machine."""
+    services_folder.mkdir(parents=True, exist_ok=True)
+    with (services_folder / "chaos.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("broker", "seed", "seconds"),
     [pytest.param("redis", 1, 75, marks=pytest.mark.redis), ("rabbitmq", 2, 25)],
@@ -31,8 +46,10 @@ def test_nothing_is_lost_doubled_or_above_a_limit(tmp_path: Path, broker: Broker
         unavailable(error)
         raise
     show(console, outcome)
-    assert outcome.rested, f"{outcome.command}: rest not within {REST_DEADLINE_S:g} s: {outcome.verdict.violations[:3]}"
-    assert not outcome.verdict.violations, f"{outcome.command}: {outcome.verdict.violations[0]}"
+    found = outcome.verdict.violations
+    broken = [one for one in found if outcome.rested or one.kind not in UNFINISHED]
+    assert not broken, f"{outcome.command}: {broken[0]}"
+    assert outcome.rested, f"{outcome.command}: rest not within {REST_DEADLINE_S:g} s: {found[0]}"
     assert not outcome.verdict.blind()
     assert set(outcome.figures) >= set(BROKERS[broker])
     if seconds > 60:
