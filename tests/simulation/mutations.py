@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import copy
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,7 @@ from celery_durable.permits.messages import ReplyGroup
 from celery_durable.permits.state import GroupState
 from celery_durable.store import attempts, offsets, outbox
 from celery_durable.store.accounts import Accounts
+from celery_durable.store.attempt_sql import AttemptStatements
 from celery_durable.store.delivery import Deliveries
 from celery_durable.store.recovery import Recoveries
 from holder_service import account, allocation, footprint, intake, semaphore
@@ -98,29 +98,22 @@ def _advance_without_compare_and_set() -> AbstractContextManager[Any]:
     return patch.object(offsets, "advance", advance)
 
 
-def _attempts(change: Callable[[str], str], *names: str) -> AbstractContextManager[Any]:
-    """Changes statements of the workers."""
-    make = attempts.AttemptStatements
+def _attempts(change: Callable[[str], str]) -> AbstractContextManager[Any]:
+    """Changes the statements of the workers."""
 
-    def changed(*arguments: Any) -> Any:
-        statements = copy(make(*arguments))
-        for name in names:
-            statement = getattr(statements, name)
-            one = (
-                change(statement) if isinstance(statement, str) else replace(statement, update=change(statement.update))
-            )
-            setattr(statements, name, one)
-        return statements
+    class Changed(AttemptStatements):
+        def _sql(self, template: str) -> str:
+            return change(super()._sql(template))
 
-    return patch.object(attempts, "AttemptStatements", changed)
+    return patch.object(attempts, "AttemptStatements", Changed)
 
 
 def _settle_without_token() -> AbstractContextManager[Any]:
-    return _attempts(lambda sql: sql.replace("AND run_token = :token AND state", "AND state"), "end", "fail", "retry")
+    return _attempts(lambda sql: sql.replace("AND run_token = :token AND state = 'running'", "AND state = 'running'"))
 
 
 def _start_what_runs() -> AbstractContextManager[Any]:
-    return _attempts(lambda sql: sql.replace("state = 'running' AND run_token = :token", "state = 'running'"), "start")
+    return _attempts(lambda sql: sql.replace("state = 'running' AND run_token = :token)", "state = 'running')"))
 
 
 def _send_without_commit() -> AbstractContextManager[Any]:
@@ -145,16 +138,7 @@ def _turns_without_end() -> AbstractContextManager[Any]:
 
 
 def _settle_without_a_wake() -> AbstractContextManager[Any]:
-    make = attempts.AttemptStatements
-
-    def changed(*arguments: Any) -> Any:
-        statements = copy(make(*arguments))
-        for name in ("end", "fail", "retry", "revoke"):
-            settle = getattr(statements, name)
-            setattr(statements, name, replace(settle, then=tuple(sql for sql in settle.then if "wakes" not in sql)))
-        return statements
-
-    return patch.object(attempts, "AttemptStatements", changed)
+    return _attempts(lambda sql: "SELECT 1" if "wakes" in sql else sql)
 
 
 def _forget_what_is_due() -> AbstractContextManager[Any]:

@@ -135,6 +135,7 @@ def _options() -> Any:
     parser.add_argument("--count", type=int, default=1_000, help="how many to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--digests", action="store_true", help="print each seed's log hash, and nothing else")
     parser.add_argument("--mutation", default="", help="a seeded violation, from tests.simulation.mutations")
     return parser.parse_args()
 
@@ -144,6 +145,10 @@ def main() -> int:
     options = _options()
     if options.seed is not None:
         return replay(options.seed, options.mutation)
+    if options.digests:
+        for outcome in run_many(options.first, options.count, jobs=options.jobs):
+            print(outcome.seed, outcome.digest)
+        return 0
     begun_s, told_s = time.monotonic(), 0.0
     stats: Counter[str] = Counter()
     looked: Counter[str] = Counter()

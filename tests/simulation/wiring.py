@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
@@ -13,6 +13,8 @@ from celery_durable.dispatcher import delivery, main, passes, recovery, replies,
 from celery_durable.dispatcher.publisher import BrokerUnavailable
 from celery_durable.kafka import client, relay
 from celery_durable.monitoring import events
+from celery_durable.permits import queue
+from celery_durable.permits.queue import Outcome, Plan
 from celery_durable.store import attempts
 from celery_durable.store.delivery import Outbound
 from holder_service import main as holder_main
@@ -43,6 +45,22 @@ def _process() -> Any:
     process = _Run.world.current
     assert process is not None, "production code was called outside of any process"
     return process
+
+
+def _finish(plan: Plan, admitted: Mapping[str, int], counts: Any, now_ms: int, core: Any) -> Outcome:
+    """The end of a pass, and what must hold of each claim in it."""
+    outcome = queue.finish(plan, admitted, counts, now_ms, core)
+    for group, number in admitted.items():
+        if number:
+            given = plan.state.groups[group]
+            _Run.world.invariants.claim(
+                (core.client_id, group),
+                in_use=counts[group].in_use + number,
+                permits=given.permits,
+                claimed=outcome.state.groups[group].claimed,
+                claims=given.claims,
+            )
+    return outcome
 
 
 def _make_loop(name: str, step: Callable[[], float | None], **pauses: Any) -> SimulatedLoop:
@@ -132,6 +150,7 @@ def simulated() -> Iterator[None]:
                     name,
                     {"make_producer": _make_producer, "make_consumer": _make_consumer}.get(name, _make_admin),
                 )
+        put(passes, "finish", _finish)
         put(events, "make_step", lambda _app: lambda: float("inf"))
         put(delivery, "Publisher", SimulatedPublisher)
         # Idle looks cost the simulator time and find nothing: hints and due times lead it.
