@@ -114,8 +114,8 @@ class System:
 
     def _start(self) -> None:
         enter = self.handles.enter_context
-        # A server ends with the thread that started it: this one stays until all have ended.
-        self.starter = enter(ThreadPoolExecutor(1, "starter"))
+        # A server ends with the thread that started it: these stay until all have ended.
+        self.starter = enter(ThreadPoolExecutor(3, "starter"))
         self.postgresql = enter(PostgreSQL())
         self.kafka = start_kafka(mock=False, external=False)
         self.handles.callback(self.kafka.stop)
