@@ -184,7 +184,7 @@ def dispatchers(module_stack: Stack) -> Dispatchers:
     scope="module",
 )
 def test_a_dispatcher_killed_at(point: str, dispatchers: Dispatchers) -> None:
-    """Another goes on from the rows: all operations end, and none runs more often than it should."""
+    """Cases B2 and B11: another goes on from the rows: all operations end, and none runs more often than it should."""
     case, service = CASES[point.rpartition(".")[0]], dispatchers.service
     dispatcher = dispatchers.one()
     if case.starting:
