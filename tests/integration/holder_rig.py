@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -351,6 +352,37 @@ class Client:
     def close(self) -> None:
         """Disconnects."""
         self._consumer.close()
+
+
+@dataclass
+class Race:
+    """Clients that want the only permit of each account. Two at once in one account fail the test."""
+
+    clients: Sequence[Client]
+    accounts: Sequence[str]
+    dice: random.Random
+    in_use: dict[str, Client] = field(default_factory=dict)
+    ended: list[tuple[str, str]] = field(default_factory=list)
+    """(account, client) of each operation that has run."""
+
+    def step(self) -> None:
+        """Some that run end, everything that came is read, and who may begins."""
+        for account in self.dice.sample(self.accounts, len(self.accounts)):
+            owner = self.in_use.get(account)
+            if owner is not None and self.dice.random() < 0.5:
+                del self.in_use[account]
+                owner.release(account)
+                owner.report(account)
+                self.ended.append((account, owner.client_id))
+        for client in self.clients:
+            asked = {reply.account for reply in client.pump() if reply.ack_wanted}
+            for account in self.accounts:
+                if client.claim(account):
+                    assert account not in self.in_use, f"{account}: two at once"
+                    self.in_use[account] = client
+                    asked.add(account)
+            for account in sorted(asked):
+                client.report(account)
 
 
 def accounts_of_partition(partition: int, count: int = 1, partitions: int = PARTITIONS) -> list[str]:

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from celery_durable.permits.messages import SetLimit
 from holder_service.cli import main
 from tests.harness import Stack, wait_until
-from tests.integration.holder_rig import Client, Rig
+from tests.integration.holder_rig import Race, Rig
 
 pytestmark = pytest.mark.processes
 
@@ -105,35 +105,19 @@ def test_holders_that_are_killed_at_any_moment_lose_and_double_nothing(rig: Rig,
     for account in accounts:
         for client in clients:
             client.report(account, waiting=wanted)
-    in_use: dict[str, Client] = {}
-    done = 0
+    race = Race(clients, accounts, dice)
     kills = [0.15, 0.4, 0.7]
     total = 2 * wanted * len(accounts)
 
-    def race() -> bool:
-        nonlocal done
-        for account, owner in list(in_use.items()):
-            if dice.random() < 0.5:
-                del in_use[account]
-                owner.release(account)
-                owner.report(account)
-                done += 1
-        for client in clients:
-            asked = {reply.account for reply in client.pump() if reply.ack_wanted}
-            for account in accounts:
-                if client.claim(account):
-                    assert account not in in_use, f"{account}: two at once"
-                    in_use[account] = client
-                    asked.add(account)
-            for account in sorted(asked):
-                client.report(account)
-        if kills and done >= kills[0] * total:
+    def over() -> bool:
+        race.step()
+        if kills and len(race.ended) >= kills[0] * total:
             kills.pop(0)
             holders.pop(0).send(signal.SIGKILL)
             holders.append(real_stack.holder())
-        return done == total
+        return len(race.ended) == total
 
-    wait_until(race, 90, what="all to be served")
+    wait_until(over, 90, what="all to be served")
     assert not kills
 
 

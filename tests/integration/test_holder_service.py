@@ -15,7 +15,7 @@ from celery_durable.store import outbox
 from holder_service import ledger, semaphore, store
 from holder_service.store import VersionMoved
 from tests.harness import Kafka
-from tests.integration.holder_rig import PARTITIONS, Client, Instance, Rig, accounts_of_partition
+from tests.integration.holder_rig import PARTITIONS, Client, Instance, Race, Rig, accounts_of_partition
 
 
 @pytest.fixture(
@@ -76,30 +76,14 @@ def test_two_clients_that_race_for_the_last_permit(rig: Rig) -> None:
     for account in accounts:
         for client in dice.sample(clients, 2):
             client.report(account, waiting=1)
-    in_use: dict[str, Client] = {}
-    done: list[tuple[str, str]] = []
+    race = Race(clients, accounts, dice)
 
-    def race() -> bool:
-        for account in dice.sample(accounts, len(accounts)):
-            owner = in_use.get(account)
-            if owner is not None and dice.random() < 0.5:
-                del in_use[account]
-                owner.release(account)
-                owner.report(account)
-                done.append((account, owner.client_id))
-        for client in clients:
-            asked = {reply.account for reply in client.pump() if reply.ack_wanted}
-            for account in accounts:
-                if client.claim(account):
-                    assert account not in in_use, f"{account}: two at once"
-                    in_use[account] = client
-                    asked.add(account)
-            for account in sorted(asked):
-                client.report(account)
-        return len(done) == 2 * len(accounts)
+    def over() -> bool:
+        race.step()
+        return len(race.ended) == 2 * len(accounts)
 
-    holder.until(race, "all to be served")
-    assert sorted(done) == sorted((account, client.client_id) for account in accounts for client in clients)
+    holder.until(over, "all to be served")
+    assert sorted(race.ended) == sorted((account, client.client_id) for account in accounts for client in clients)
 
 
 def test_what_cannot_be_read_becomes_a_dead_letter_and_the_partition_goes_on(rig: Rig) -> None:
