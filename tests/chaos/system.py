@@ -116,7 +116,8 @@ class System:
         enter = self.handles.enter_context
         # A server ends with the thread that started it: these stay until all have ended.
         self.starter = enter(ThreadPoolExecutor(3, "starter"))
-        self.postgresql = enter(PostgreSQL())
+        # What it had written survives its processes in the kernel's memory: only a machine's end would need more.
+        self.postgresql = enter(PostgreSQL({"fsync": "off", "full_page_writes": "off"}))
         self.kafka = start_kafka(mock=False, external=False)
         self.handles.callback(self.kafka.stop)
         self.broker: Redis | RabbitMQ = enter(Redis()) if self.broker_kind == "redis" else enter(RabbitMQ())
