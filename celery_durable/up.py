@@ -140,7 +140,7 @@ def run(name: str, *, folder: Path, pool: str = "prefork", concurrency: int = 2)
     chosen = choose(app, name, folder)
     output = Output()
     with ExitStack() as stack:
-        stack.enter_context(_owned(folder))
+        stack.enter_context(owned(folder))
         signals = stack.enter_context(_Signals())
         if chosen.embedded_kafka:
             from celery_durable.kafka.embedded import EmbeddedBroker
@@ -216,7 +216,7 @@ class _Signals:
 
 
 @contextmanager
-def _owned(folder: Path) -> Iterator[None]:
+def owned(folder: Path) -> Iterator[None]:
     try:
         if not folder.exists():  # a folder that was there is the user's own: git goes on to see it
             folder.mkdir(parents=True)

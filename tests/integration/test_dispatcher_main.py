@@ -131,13 +131,12 @@ def test_a_database_that_drops_every_connection_is_used_again(postgresql_url: st
 FREEZES = """
 import os, signal, sys
 from tests.integration.test_dispatcher_main import app_with
-from celery_durable.dispatcher import main, passes
-real = passes.Passes._bring_up_to_date
-def freezes(self, connection, *more):
-    batch = real(self, connection, *more)
-    os.kill(os.getpid(), signal.SIGSTOP)
-    return batch
-passes.Passes._bring_up_to_date = freezes
+from celery_durable import crashpoints
+from celery_durable.dispatcher import main
+def freeze(point):
+    if point == "passes.step.before_commit":
+        os.kill(os.getpid(), signal.SIGSTOP)
+crashpoints.arm(freeze)
 url, servers = sys.argv[1:]
 sys.exit(main.run(app_with(database_url=url, kafka_bootstrap_servers=servers, kafka_session_timeout_ms=1_000)))
 """

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_durable.errors import ConfigurationError
-from celery_durable.up import Setup, _owned, choose
+from celery_durable.up import Setup, choose, owned
 
 
 @pytest.fixture(autouse=True)
@@ -95,28 +95,28 @@ def test_a_wrong_setting_is_refused_before_anything_starts() -> None:
 
 def test_two_cannot_share_a_folder(tmp_path: Path) -> None:
     with (
-        _owned(tmp_path / "data"),
+        owned(tmp_path / "data"),
         pytest.raises(ConfigurationError, match="another `durable up`"),
-        _owned(tmp_path / "data"),
+        owned(tmp_path / "data"),
     ):
         pass
-    with _owned(tmp_path / "data"):
+    with owned(tmp_path / "data"):
         assert (tmp_path / "data" / ".gitignore").read_text() == "*\n"
 
 
 def test_a_users_own_folder_keeps_its_gitignore(tmp_path: Path) -> None:
     """``--data .`` must not hide the user's project from git."""
-    with _owned(tmp_path):
+    with owned(tmp_path):
         assert not (tmp_path / ".gitignore").exists()
     (tmp_path / ".gitignore").write_text("*.pyc\n")
-    with _owned(tmp_path):
+    with owned(tmp_path):
         assert (tmp_path / ".gitignore").read_text() == "*.pyc\n"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ConfigurationError, match=r"--data = .*give a folder"), _owned(folder):
+        with pytest.raises(ConfigurationError, match=r"--data = .*give a folder"), owned(folder):
             pass
 
 
