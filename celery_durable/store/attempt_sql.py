@@ -32,10 +32,13 @@ _START = (
     RETURNING cancel_requested_at, """
     + _POLICY
 )
+# One thread beats for all attempts of its process: it must not wait for a row that somebody holds.
 _BEAT = f"""
-    UPDATE {{operations}} SET alive_until = {{now}} + CAST(:timeout_ms AS bigint) {_MINE}
+    UPDATE {{operations}} SET alive_until = {{now}} + CAST(:timeout_ms AS bigint)
+    WHERE order_no = (SELECT order_no FROM {{operations}} {_MINE} {{skip_locked}})
     RETURNING cancel_requested_at
     """
+_OWNS = f"SELECT 1 FROM {{operations}} {_MINE}"
 _WRITTEN = """
     SELECT CASE WHEN state IN ('succeeded', 'failed', 'cancelled') AND run_token = :token THEN state END,
         (SELECT a.outcome FROM {attempts} AS a WHERE a.operation_id = o.id AND a.run_token = :token
@@ -132,10 +135,12 @@ class AttemptStatements:
             "headers": as_json.format("headers"),
             "properties": as_json.format("properties"),
             "publish": as_json.format("publish"),
+            "skip_locked": "FOR UPDATE SKIP LOCKED" if self._postgresql else "",
             "done": "done" if self._postgresql else f"(SELECT {columns}) AS done",
         }
         self.start = self._sql(_START)
         self.beat = self._sql(_BEAT)
+        self.owns = self._sql(_OWNS)
         self.written = self._sql(_WRITTEN)
         self.end = self._settle(_END, _WAKE)
         self.fail = self._settle(_END, _WAKE, _HISTORY)

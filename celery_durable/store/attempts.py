@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_durable.crashpoints import crashpoint
-from celery_durable.errors import AttemptLost
+from celery_durable.errors import AttemptLost, DurableError
 from celery_durable.store.accounts import wake
 from celery_durable.store.attempt_sql import RETURNED, AttemptStatements, Settle, Settles
 from celery_durable.store.database import Database
@@ -89,6 +89,10 @@ class Ending:
         }
 
 
+class OperationHeld(DurableError):
+    """Another transaction holds the row, for example that of a cancel not yet committed: it is not waited for."""
+
+
 class AlreadySettled(AttemptLost):
     """The attempt is no longer its token's. ``settled_as``: how it ended before, None where nothing tells."""
 
@@ -123,12 +127,19 @@ class Attempts:
         return Started(policy.get("requeue_after_s"), row[0] is not None)
 
     def beat(self, operation_id: str, token: str, *, timeout_ms: int) -> Beat | None:
-        """Extends the attempt's life to ``timeout_ms`` from now; None: it is no longer this token's."""
+        """Extends the attempt's life to ``timeout_ms`` from now; None: it is no longer this token's.
+
+        :raises OperationHeld: another transaction holds the row.
+        """
         params = {"id": operation_id, "token": token, "timeout_ms": timeout_ms}
         crashpoint("worker.beat", "before_commit")
         row = self._one(self._statements.beat, params)
         crashpoint("worker.beat", "after_commit")
-        return None if row is None else Beat(row[0] is not None)
+        if row is not None:
+            return Beat(row[0] is not None)
+        if self._owns(operation_id, token):
+            raise OperationHeld(f"another transaction holds the row of operation {operation_id}")
+        return None
 
     def succeed(self, attempt: Attempt, ending: Ending) -> str:
         """Ends the operation as succeeded."""
@@ -222,6 +233,9 @@ class Attempts:
         if outcome == (earlier or state):
             return str(state or RETRYING)
         raise self._refusal(attempt, outcome, state, earlier)
+
+    def _owns(self, operation_id: str, token: str) -> bool:
+        return self._one(self._statements.owns, {"id": operation_id, "token": token}) is not None
 
     def _written(self, attempt: Attempt) -> tuple[str | None, str | None]:
         """(the state in which the operation ended under this token, the attempt's outcome in the history)."""

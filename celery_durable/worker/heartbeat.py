@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from celery.utils.log import get_logger
 
-from celery_durable.store.attempts import Attempts
+from celery_durable.store.attempts import Attempts, OperationHeld
 from celery_durable.store.database import Database
 from celery_durable.store.untold import Mark
 from celery_durable.worker import runs
@@ -73,6 +73,10 @@ class Heart:
         begun = time.monotonic()
         try:
             beat = self._attempts.beat(run.attempt.id, run.attempt.token, timeout_ms=round(run.timeout_s * 1000))
+        except OperationHeld as held:
+            run.beat_at = begun + _RETRY_S
+            logger.info("Heartbeat waits: %s", held)
+            return
         except Exception as error:  # noqa: BLE001 - tried again until the deadline's thread stops the attempt
             self._database.drop_held()
             run.beat_at = begun + _RETRY_S

@@ -83,6 +83,9 @@ def fail(app: Any, run: Run, error: BaseException, traceback: str | None) -> str
 def retry(app: Any, run: Run, error: BaseException | None, traceback: str | None) -> str:
     """Settles as retried, with the message that was staged. A retry that was never sent is a failure.
 
+    As lost if the attempt was told to stop: ``autoretry_for`` takes the stop for a failure of the body, but a loss
+    costs none of Celery's retries.
+
     :raises AttemptRefused: the operation is no longer this attempt's.
     """
     leave_body(run)
@@ -90,6 +93,8 @@ def retry(app: Any, run: Run, error: BaseException | None, traceback: str | None
         return run.state
     if run.stop is Stop.CANCELLED:
         return cancel(app, run, Stop.CANCELLED.value)
+    if run.stop is not None:
+        return lose(app, run, run.stop.value)
     message = run.staged
     if message is None:
         unsent = RuntimeError(f"Retry was raised but not sent: use self.retry(); its cause was {error!r}")

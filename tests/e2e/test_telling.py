@@ -15,11 +15,7 @@ from tests.e2e.worker_rig import Rig
 from tests.harness import wait_until
 from tests.services import Redis
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.redis,
-    pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning"),  # Celery's, of redis-py
-]
+pytestmark = [pytest.mark.processes, pytest.mark.redis]
 
 MakeRig = Callable[..., Rig]
 IMPATIENT = {"retry_policy": {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "timeout": 1.0}}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from celery_durable import spool
 from tests.e2e.worker_rig import HEARTBEAT_TIMEOUT_S, Rig
@@ -179,6 +180,92 @@ def test_cut_off_from_the_database_it_stops_in_time(make_rig: MakeRig) -> None:
     rig.started(operation_id, 2)
     assert rig.history(operation_id) == ["lost"]
     assert rig.row(operation_id).worker_losses == 1
+
+
+def test_a_stop_costs_no_retry_of_celerys(make_rig: MakeRig) -> None:
+    """C13: ``autoretry_for`` that takes the stop of an attempt for a failure of its body: it is counted as a loss."""
+    rig = make_rig("prefork")
+    rig.dispatch()
+    rig.worker(concurrency=1)
+    flag = rig.flag("go")
+    operation_id = rig.call("eager_to_retry", str(flag))
+    rig.started(operation_id)
+    lock = sqlite3.connect(rig.runtime.database.url.database or "", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    try:
+        wait_until(lambda: rig.records(operation_id, "stopped"), 10, what="stop")
+    finally:
+        lock.execute("COMMIT")
+        lock.close()
+    rig.started(operation_id, 2)
+    flag.touch()
+    row = rig.ended(operation_id)
+    assert (row.state, row.worker_losses, row.retries, rig.history(operation_id)) == ("succeeded", 1, 0, ["lost"])
+
+
+@pytest.mark.postgresql
+def test_a_held_row_stalls_no_other_attempt(make_rig: MakeRig, postgresql_url: str) -> None:
+    """C13: a user's transaction holds the row of one attempt (a cancel that is not committed): the heartbeats of its
+    neighbours in the same process go on, and so does its own when the row is free again in time."""
+    rig = make_rig("threads", postgresql_url, heartbeat_timeout_s=8.0, heartbeat_interval_s=0.3)
+    rig.dispatch()
+    rig.worker(concurrency=2)
+    flag = rig.flag("go")
+    held, other = rig.call("early_wait", str(flag)), rig.call("early_wait", str(flag))
+    rig.started(held)
+    rig.started(other)
+    operations = rig.runtime.tables.operations
+    with rig.runtime.database.transaction() as connection:
+        connection.execute(select(operations).where(operations.c.id == held).with_for_update())
+        for _ in range(5):
+            alive_until = rig.row(other).alive_until
+            wait_until(lambda: rig.row(other).alive_until > alive_until, 4, what="a heartbeat")  # noqa: B023
+        stale = rig.row(held).alive_until
+    wait_until(lambda: rig.row(held).alive_until > stale, 10, what="its own heartbeat")
+    flag.touch()
+    for operation_id in (held, other):
+        row = rig.ended(operation_id)
+        assert (row.state, row.attempt, rig.history(operation_id)) == ("succeeded", 1, [])
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_an_exit_that_takes_the_whole_worker(make_rig: MakeRig, pool: str) -> None:
+    """C11: ``os._exit`` in a worker of one process: lost, counted, and failed beyond the cap."""
+    rig = make_rig(pool)
+    rig.dispatch()
+    operation_id = rig.call("exit", "_exit")
+    for count in (1, 2):
+        worker = rig.worker(concurrency=1, ready=False)
+        rig.started(operation_id, count)
+        worker.wait(30)
+    row = rig.ended(operation_id)
+    assert (row.state, row.worker_losses, rig.history(operation_id)) == ("failed", 2, ["lost", "lost"])
+    assert "max_worker_losses = 1" in row.error
+    rig.worker(concurrency=1)
+    assert rig.result(rig.call("add", 1, 2)).get(timeout=30) == 3
+    assert rig.runs(operation_id) == 2
+
+
+def test_a_body_that_swallows_every_stop(make_rig: MakeRig) -> None:
+    """C26: lost twice while it goes on: counted, failed beyond the cap, and what both bodies return is refused."""
+    rig = make_rig("prefork")
+    rig.dispatch()
+    worker = rig.worker(concurrency=2)
+    flag = rig.flag("go")
+    operation_id = rig.call("swallow", str(flag))
+    for count in (1, 2):
+        rig.started(operation_id, count)
+        worker.freeze()
+        wait_until(lambda: len(rig.history(operation_id)) == count, what="its loss")  # noqa: B023
+        worker.thaw()
+    row = rig.ended(operation_id)
+    assert (row.state, row.worker_losses, rig.history(operation_id)) == ("failed", 2, ["lost", "lost"])
+    wait_until(lambda: len(rig.records(operation_id, "swallowed")) == 2, what="both bodies swallow their stop")
+    flag.touch()
+    refused = f"Settle of operation {operation_id} refused"
+    wait_until(lambda: rig.logs().count(refused) == 2, what="two refusals")
+    assert rig.row(operation_id) == row
+    assert rig.records(operation_id, "on_success") == []
 
 
 def test_a_warm_shutdown_finishes_what_runs(make_rig: MakeRig) -> None:

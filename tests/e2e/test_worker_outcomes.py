@@ -64,6 +64,11 @@ CASES = {
     "C12: a retry delay that is no number": Case("flaky", (1, float("nan")), "failed", None, "countdown", ("failed",)),
     "C12: a negative retry delay": Case("flaky", (1, -5), "failed", None, "countdown = -5", ("failed",)),
     "C12: a huge retry delay": Case("flaky", (1, 1e300), "failed", None, "countdown", ("failed",)),
+    "C12: NaN in retry_kwargs": Case("bad_retry_kwargs", (), "failed", None, "countdown = nan", ("failed",)),
+    "C12: a negative default_retry_delay": Case("bad_retry_delay", (), "failed", None, "countdown = -5", ("failed",)),
+    "C12: a huge retry_backoff": Case("bad_retry_backoff", (), "failed", None, "further off than", ("failed",)),
+    "C12: an endless retry_backoff": Case("endless_retry_backoff", (), "failed", None, "OverflowError", ("failed",)),
+    "C12: a delay that raises": Case("raising_delay", (0,), "failed", None, "ZeroDivisionError", ("failed",)),
     "Ignore": Case("ignore"),
     "replace by a task": Case("replaced", (False,), "failed", None, "cannot become another task", ("failed",)),
     "replace by a chain": Case("replaced", (True,), "failed", None, "cannot become another task", ("failed",)),
@@ -79,6 +84,12 @@ CASES = {
     "C11: os._exit": lost_twice("_exit", "WorkerLostError", CHILDREN),
     "C15: a soft time limit": Case("soft", (False,), "failed", None, "SoftTimeLimit", ("failed",), pools=CHILDREN),
     "C15: a soft time limit that is caught": Case("soft", (True,), result="cleaned up", pools=CHILDREN),
+    "C15: a soft time limit with a retry": Case(
+        "soft_retried", (1,), result=1, history=("retried",), runs=2, pools=CHILDREN
+    ),
+    "C15: a soft time limit, retries exhausted": Case(
+        "soft_retried", (9,), "failed", None, "SoftTimeLimit", (*("retried",) * 3, "failed"), 4, pools=CHILDREN
+    ),
     "C15: a hard time limit": Case("hard", (False,), "failed", None, "TimeLimit", ("failed",), pools=CHILDREN),
     "C6: longer than the heartbeat timeout": Case("sleep", (BEYOND_HEARTBEAT_S,), result=BEYOND_HEARTBEAT_S),
 }

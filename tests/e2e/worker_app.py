@@ -121,6 +121,22 @@ def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> C
             raise ValueError("auto")
         return int(self.request.retries)
 
+    def fail_first(self: Any) -> None:
+        raise ValueError("first")
+
+    bad_delays: dict[str, dict[str, Any]] = {
+        "bad_retry_kwargs": {"retry_kwargs": {"countdown": float("nan")}},
+        "bad_retry_delay": {"default_retry_delay": -5},
+        "bad_retry_backoff": {"retry_backoff": 1e300, "retry_backoff_max": 10**300, "retry_jitter": False},
+        "endless_retry_backoff": {"retry_backoff": float("inf")},
+    }
+    for name, options in bad_delays.items():
+        durable_task(name=name, autoretry_for=(ValueError,), **options)(fail_first)
+
+    @durable_task(name="raising_delay", max_retries=5)
+    def raising_delay(self: Any, divisor: int) -> None:
+        raise self.retry(countdown=1 / divisor)
+
     @durable_task(name="ignored_retry", ignore_result=True, max_retries=5)
     def ignored_retry(self: Any) -> int:
         if self.request.retries == 0:
@@ -192,6 +208,18 @@ def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> C
             return "cleaned up"
         return "never"
 
+    @durable_task(
+        name="soft_retried",
+        soft_time_limit=0.5,
+        autoretry_for=(SoftTimeLimitExceeded,),
+        retry_backoff=False,
+        default_retry_delay=0,
+    )
+    def soft_retried(self: Any, times: int) -> int:
+        if self.request.retries < times:
+            time.sleep(20)
+        return int(self.request.retries)
+
     @durable_task(name="hard", time_limit=1)
     def hard(self: Any, stubborn: bool = False) -> None:
         while True:
@@ -219,6 +247,15 @@ def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> C
 
     for name, acks_late in (("wait", True), ("early_wait", False)):
         durable_task(name=name, max_worker_losses=1, acks_late=acks_late)(wait_for)
+
+    @durable_task(name="eager_to_retry", autoretry_for=(Exception,), max_retries=5, default_retry_delay=0)
+    def eager_to_retry(self: Any, flag: str) -> int:
+        try:
+            until(flag)
+        except SoftTimeLimitExceeded:
+            note(path, self, "stopped")
+            raise
+        return int(self.request.retries)
 
     @durable_task(name="wait_and_retry", max_retries=5)
     def wait_and_retry(self: Any, flag: str) -> int:

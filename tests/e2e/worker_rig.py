@@ -59,9 +59,14 @@ class Rig:
         self._stopping = threading.Event()
 
     def worker(
-        self, *, concurrency: int = 4, extra: Sequence[str] = (), env: Mapping[str, str] | None = None
+        self,
+        *,
+        concurrency: int = 4,
+        extra: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        ready: bool = True,
     ) -> Process:
-        """Starts a worker and waits until it is ready."""
+        """Starts a worker and waits until it is ready, unless it is not expected to live that long."""
         label = f"worker{len(self._processes)}"
         pool = "prefork" if self.pool == "spawn" else self.pool
         words = [sys.executable, "-m", "celery", "-A", "tests.e2e.worker_app", "worker", "--pool", pool]
@@ -70,7 +75,8 @@ class Rig:
         process = Process(label, words, folder=self.folder, env={"WORKER_APP": json.dumps(self.config), **(env or {})})
         self._processes.append(process)
         process.start()
-        process.until(lambda: " ready." in process.log_tail(1_000), 60)
+        if ready:
+            process.until(lambda: " ready." in process.log_tail(1_000), 60)
         return process
 
     def dispatch(self) -> None:
