@@ -88,9 +88,10 @@ class _Seen:
 
 @dataclass(slots=True)
 class _End:
-    """An end that is to be told. ``hinted``: the text says it, for want of a worker that might."""
+    """An end that is to be told. ``gone``: its worker does not live; ``hinted``: the text says it, for want of one."""
 
     row: Any
+    gone: bool = False
     hinted: bool = False
 
 
@@ -177,11 +178,14 @@ class Events:
         _remember(self._ended, end)
         if not words.told_by_worker(row) or row.order_no in self._retried:
             # A task-retried of ours that was late would stand in Flower for ever: it takes the place of any state.
-            self._untold[row.order_no] = _End(row)
-            while len(self._untold) > TRACKED_MAX:
-                self._untold.popitem(last=False)
+            self._is_untold(row, gone=bool(row.lost))
         elif self._asks:
             self._unproven.add(row)
+
+    def _is_untold(self, row: Any, *, gone: bool) -> None:
+        self._untold[row.order_no] = _End(row, gone)
+        while len(self._untold) > TRACKED_MAX:
+            self._untold.popitem(last=False)
 
     def _ask(self, now: int) -> None:
         """Asks workers what rows do not tell: whether those with ends of late live, and who might speak."""
@@ -190,9 +194,9 @@ class Events:
         self._ask_at = time.monotonic() + ASK_EVERY_S
         broker = self._broker
         for end in self._unproven.judge(now, broker.lives, broker.any_worker, self._running):
-            self._broker.send(words.ended(end.row, end.row.worker, gone=end.gone))
+            self._is_untold(end.row, gone=end.gone)
         if self._worker is None and self._untold:
-            self._meet(self._broker.any_worker())
+            self._meet(broker.any_worker())
 
     def _meet(self, worker: str | None) -> None:
         """Remembers a worker that lives, for a while: one that was killed must not seem alive again."""
@@ -211,7 +215,7 @@ class Events:
             if by_worker and row.ended_at > now - FLUSH_MS:
                 continue  # after the worker's own events
             if by_worker or (row.lost and row.worker):
-                self._broker.send(words.ended(row, row.worker, gone=bool(row.lost)))
+                self._broker.send(words.ended(row, row.worker, gone=end.gone))
             elif (worker := self._worker or row.worker) is not None:
                 self._broker.send(words.ended(row, worker, gone=self._worker is None))
             elif end.hinted:

@@ -19,7 +19,7 @@ from celery_durable.store import outbox
 from celery_durable.store.clock import now_ms
 from celery_durable.store.outbox import Staged
 from tests.harness import wait_until, within
-from tests.kafka_parts import Tables, kafka_settings, tables_in
+from tests.kafka_parts import Tables, kafka_settings, partition_of, tables_in
 from tests.mock_cluster import MockCluster, Request
 
 TOPIC = "accounts"
@@ -97,8 +97,6 @@ def test_sends_and_deletes(relay: Relay, tables: Tables, settings: KafkaSettings
 
 
 def test_lands_where_java_clients_would_put_it(relay: Relay, tables: Tables, settings: KafkaSettings) -> None:
-    from celery_durable.kafka.client import partition_of
-
     names = [f"tenant:{number}" for number in range(30)]
     stage(tables, *names)
     drain(relay, tables)
@@ -200,8 +198,6 @@ def test_what_was_acknowledged_is_deleted_although_the_database_was_away(
 
 def test_an_error_holds_back_its_own_key_only(tables: Tables, settings: KafkaSettings, cluster: MockCluster) -> None:
     """B6: one partition's broker is down; keys of the others do not wait for it, its own go through when it is back."""
-    from celery_durable.kafka.client import partition_of
-
     patient = settings.model_copy(update={"kafka_publish_deadline_ms": 60_000})
     relay = Relay(tables.database, tables.outbox, patient, retry_min_ms=10, retry_max_ms=50)
     for partition in range(4):
@@ -235,8 +231,8 @@ def test_a_message_that_kafka_refuses_fails_alone(
         for _ in range(10):
             relay.step()
     assert keys(received(settings)) == sorted(f"k{number}" for number in range(20))
-    warnings = [record for record in caplog.records if "'big'" in record.getMessage()]
-    assert len(warnings) == 1
+    said = [record.levelname for record in caplog.records if "'big'" in record.getMessage()]
+    assert said in (["INFO"], ["INFO", "WARNING"])  # once, and once more if it lasts
 
 
 def test_a_broker_error_is_tried_again(

@@ -91,7 +91,6 @@ HARMLESS = {
     "kafka/relay.py Relay._produce.produce producer.produce": "called between the crash points",
     "kafka/topics.py _create admin.create_topics": "an operator's command, which compares: it may be run again",
     "message.py capture send": "its producer only records",
-    "monitoring/events.py Events._ask self._broker.send": "it has the crash points",
     "monitoring/events.py Events._tell self._broker.send": "it has the crash points",
     "monitoring/events.py Events._tell_ends self._broker.send": "it has the crash points",
     "results.py DurableAsyncResult.revoke super().revoke": "a hint to workers: the row says it too",

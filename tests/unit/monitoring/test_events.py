@@ -371,6 +371,24 @@ def test_a_broker_that_is_away_costs_nothing_and_is_caught_up_with(runtime: Runt
     assert reader.task("one").state == "PENDING"
 
 
+def test_an_end_is_not_lost_with_the_broker(runtime: Runtime) -> None:
+    """Neither a cancelled one, nor one that was found untold by its worker just before."""
+    reader = Reader(runtime)
+    add(runtime, "runs", "running")
+    for name in ("one", "two"):
+        add(runtime, name, "queued")
+    reader.look()
+    reader.living["celery@one"] = Life(1.0, frozenset())
+    end(runtime, "one", "cancelled")
+    end(runtime, "two", "succeeded", worker="celery@one", started_at=now_ms() - 9_000)
+    reader.broker_away = True
+    assert reader.look() == events.BROKER_AWAY_S
+    reader.broker_away = False
+    reader.living.clear()
+    reader.events.step()
+    assert (reader.task("one").state, reader.task("two").state) == ("REVOKED", "SUCCESS")
+
+
 def test_a_long_backlog_is_told_in_batches_without_a_pause(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "BATCH", 5)
     monkeypatch.setattr(events, "OVERLAP", 2)
