@@ -217,6 +217,10 @@ class _Signals:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
+    """Makes the folder, and keeps any other ``up`` out of it meanwhile.
+
+    :raises ConfigurationError: another one has it, or it cannot be made.
+    """
     try:
         if not folder.exists():  # a folder that was there is the user's own: git goes on to see it
             folder.mkdir(parents=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, murmur2
 from sqlalchemy import MetaData, Table
 
 from celery_durable.kafka.client import producer_config
@@ -71,6 +71,11 @@ def publish(settings: KafkaSettings, topic: str, values: Sequence[str], partitio
     for value in values:
         producer.produce(topic, value.encode(), key=value.encode(), **where)
     assert producer.flush(20) == 0
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """The partition that our producers and the Java clients give ``key`` in a topic of ``partitions``."""
+    return int(murmur2(key.encode(), partitions))
 
 
 @dataclass

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, murmur2
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from celery_durable.errors import ConfigurationError
@@ -79,11 +79,6 @@ def make_admin(settings: KafkaSettings) -> AdminClient:
     """An admin client. Raises :class:`ConfigurationError` when Kafka is not configured."""
     # Nobody polls it, so its log would pile up unread in a Python logger: only emergencies, to stderr.
     return _make(lambda: AdminClient({**_common(settings), "log_level": 0}))
-
-
-def partition_of(key: str, partitions: int) -> int:
-    """The partition that our producers and the Java clients give ``key`` in a topic of ``partitions``."""
-    return int(murmur2(key.encode(), partitions))
 
 
 def is_embedded(cluster_id: str | None) -> bool:

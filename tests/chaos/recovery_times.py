@@ -25,11 +25,11 @@ from confluent_kafka.admin import AdminClient
 from rich.console import Console
 from rich.table import Table
 
-from celery_durable.kafka.client import partition_of
 from celery_durable.runtime import runtime_of
 from tests.chaos.figures import p50
 from tests.e2e.observe import operation
 from tests.harness import REPOSITORY, Kafka, Process, Service, Stack, wait_until
+from tests.kafka_parts import partition_of
 from tests.services import KafkaBroker, PostgreSQL, Redis, start_kafka
 
 HEARTBEAT_TIMEOUT_S = 4.0

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from sqlalchemy import func, select
 
-from celery_durable.kafka.client import make_consumer, make_producer, partition_of
+from celery_durable.kafka.client import make_consumer, make_producer
 from celery_durable.kafka.consumer import PartitionReader
 from celery_durable.kafka.relay import Relay
 from celery_durable.permits.messages import (
@@ -35,6 +35,7 @@ from holder_service.service import Service
 from holder_service.settings import HolderSettings, load
 from holder_service.usage import Usage
 from tests.harness import Kafka, wait_until
+from tests.kafka_parts import partition_of
 
 T = TypeVar("T")
 PARTITIONS = 4

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from celery_durable.kafka.client import partition_of
 from celery_durable.permits.messages import Pause, SetLimit
 from celery_durable.store import outbox
 from holder_service import ledger, semaphore, store
 from holder_service.store import VersionMoved
 from tests.harness import Kafka
 from tests.integration.holder_rig import PARTITIONS, Client, Instance, Race, Rig, accounts_of_partition
+from tests.kafka_parts import partition_of
 
 
 @pytest.fixture(

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from celery_durable.kafka.client import partition_of
+from tests.kafka_parts import partition_of
 from tests.simulation.clock import Clock
 
 

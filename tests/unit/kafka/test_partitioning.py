@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_durable.kafka.client import consumer_config, partition_of, producer_config
+from celery_durable.kafka.client import consumer_config, producer_config
 from celery_durable.kafka.settings import KafkaSettings
+from tests.kafka_parts import partition_of
 
 # murmur2 of the key's bytes, as Apache Kafka's own UtilsTest pins them for Utils.murmur2.
 JAVA_HASHES = {
