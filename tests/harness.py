@@ -368,7 +368,10 @@ class Stack:
         """Ends every process, then drops databases and brokers."""
         for process in self._processes:
             process.thaw()
-            process.send(signal.SIGTERM)
+            if "worker" in process.command:
+                process.send_all(signal.SIGKILL)  # it would wait for its bodies
+            else:
+                process.send(signal.SIGTERM)  # who reads Kafka leaves its group, or the next member waits for it
         deadline = time.monotonic() + 3
         while any(process.alive for process in self._processes) and time.monotonic() < deadline:
             time.sleep(0.02)
