@@ -50,6 +50,15 @@ def child_dies(process: Process, orders: Orders, point: str) -> None:
     orders.withdraw()
 
 
+def ended(service: Service, expected: Expected) -> None:
+    """Waits until the operations have ended as they should."""
+
+    def all_have() -> bool:
+        return all(operation(service, operation_id).state == expected.state for operation_id in expected.ids)
+
+    wait_until(all_have, DEADLINE_S, what=f"all {expected.state}")
+
+
 def check(service: Service, expected: Expected, *, limit: int | None, extra: range = range(1)) -> None:
     """Waits for the operations' ends and for quiet, and compares.
 
@@ -57,11 +66,7 @@ def check(service: Service, expected: Expected, *, limit: int | None, extra: ran
     :param extra: how many runs there may be beyond the expected ones, of all operations together: those that the crash
         tore. No operation has more than one of them.
     """
-
-    def ended() -> bool:
-        return all(operation(service, operation_id).state == expected.state for operation_id in expected.ids)
-
-    wait_until(ended, DEADLINE_S, what=f"all {expected.state}")
+    ended(service, expected)
     wait_until(lambda: quiet(service), DEADLINE_S, what="nothing in use, and empty outboxes")
     history = History([service])
     starts = history.starts()
