@@ -58,9 +58,10 @@ class Publisher:
         :raises Exception: anything else is the message's own fault (case B13).
         """
         declare = self._declared(outbound)
+        channel_errors = self._connection.channel_errors  # of the connection that this uses: an error may close it
         try:
             self._send(outbound, declare)
-        except self._connection.channel_errors:
+        except channel_errors:
             # A broker may answer an earlier message's fault with the next one's error: once more on a new channel.
             self._producer = None
             self._connection.default_channel.close()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from amqp.exceptions import ChannelError
 from celery import Celery
-from kombu import Exchange, Queue
+from kombu import Exchange, Producer, Queue
 from sqlalchemy import update
 
 from celery_durable.dispatcher.publisher import BrokerUnavailable
@@ -271,6 +271,30 @@ def test_a_broker_that_refuses_costs_no_send(service: Service, queue: str) -> No
     row = service.row("op")
     assert (row.sends, row.due_at) == (0, 1)
     delivery.close()
+
+
+def test_a_broker_that_goes_away_in_a_batch_costs_the_rest_no_send(
+    service: Service, app: Celery, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4, C19: not the messages' fault, so none is counted, and all go when it is back."""
+    service.add("one", "two", "three", account=None, state="admitted", due_at=1, queue=queue, wakes=False)
+    delivery = service.delivery(app)
+    publish = Producer.publish
+    sent: list[str] = []
+
+    def publish_one_then_die(self: Producer, *args: object, **options: object) -> object:
+        if sent:
+            raise ConnectionResetError("the broker went away")
+        sent.append("one")
+        return publish(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "publish", publish_one_then_die)
+        with pytest.raises(BrokerUnavailable):
+            delivery.step()
+    assert [service.row(name).sends for name in ("one", "two", "three")] == [1, 0, 0]
+    steps(delivery.step)
+    assert len(received(app, queue)) == 3
 
 
 def test_a_broker_that_hangs_is_left_at_the_deadline(service: Service, queue: str) -> None:
