@@ -223,6 +223,7 @@ def test_a_message_of_10_mb_is_given(settings: KafkaSettings, tables: Tables, ow
 def test_a_missing_topic_is_said_and_waited_for(
     settings: KafkaSettings, tables: Tables, owners: list[Owner], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     owners.append(owner := Owner(settings, tables, settings.accounts_topic))
     relay = Relay(tables.database, tables.outbox, settings.model_copy(update={"kafka_publish_deadline_ms": 1_000}))
     with tables.database.transaction() as connection:
