@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ from tests.chaos.rest import at_rest, final
 from tests.chaos.system import HEARTBEAT_TIMEOUT_S, System
 
 PROTOCOLS = ("classic", "consumer")
+MISTAKES = re.compile(
+    r"\b(AssertionError|AttributeError|IndexError|KeyError|NameError|NotImplementedError|RecursionError|TypeError"
+    r"|UnboundLocalError)\b"
+)
+"""Errors of a program and not of its surroundings."""
 REST_DEADLINE_S = 150.0
 """After the last fault everything must have ended, and all messages been sent, within this."""
 
@@ -35,11 +41,13 @@ class Outcome:
     operations: int
     verdict: Verdict
     figures: Mapping[str, Recovery]
+    mistakes: Sequence[str]
+    """Lines of the processes' logs that no outside fault explains: see :data:`MISTAKES`."""
 
     @property
     def good(self) -> bool:
         """Nothing was violated, and every check looked at something."""
-        return not self.verdict.violations and not self.verdict.blind()
+        return not (self.verdict.violations or self.verdict.blind() or self.mistakes)
 
     @property
     def command(self) -> str:
@@ -86,4 +94,15 @@ def run(
         operations=verdict.looked["operations"],
         verdict=verdict,
         figures=recoveries(events, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S),
+        mistakes=mistakes(folder),
     )
+
+
+def mistakes(folder: Path) -> list[str]:
+    """Each line of a log below the folder that names an error of a program, with the name of the process."""
+    return [
+        f"{log.stem}: {line}"
+        for log in sorted(folder.rglob("*.log"))
+        for line in log.read_text(errors="replace").splitlines()
+        if MISTAKES.search(line)
+    ]

@@ -27,6 +27,7 @@ def show(console: Console, outcome: Outcome) -> None:
         "run again, by the fault that explains it": _counts(verdict.explained),
         "other violations": len(verdict.violations)
         - sum(verdict.count(kind) for kind in ("bound", "lost", "unexplained", "twice")),
+        "errors of a program in the logs": len(outcome.mistakes),
         "at rest after": f"{outcome.rest_s:.1f} s" if outcome.rested else "not within the deadline",
     }
     table = Table(show_header=False, title="Verdict", title_justify="left")
@@ -35,6 +36,8 @@ def show(console: Console, outcome: Outcome) -> None:
     console.print(table)
     for violation in verdict.violations[:VIOLATIONS_SHOWN]:
         console.print(f"VIOLATION {violation}", markup=False, soft_wrap=True)
+    for line in outcome.mistakes[:VIOLATIONS_SHOWN]:
+        console.print(f"MISTAKE {line}", markup=False, soft_wrap=True)
     if blind := verdict.blind():
         console.print(f"Nothing was shown: these checks never looked at anything: {', '.join(blind)}", markup=False)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.chaos.faults import BROKERS, COMMON, Broker, draw
 from tests.chaos.figures import p50, recoveries
 from tests.chaos.history import Beat, Ended, Enqueued, Event, Fault, Started
 from tests.chaos.plans import FRESH, limited
+from tests.chaos.run import mistakes
 
 
 def ns(seconds: float) -> int:
@@ -69,3 +72,11 @@ def test_figures_are_counted_from_the_fault_that_hit() -> None:
     assert not found["holder-kill"].again_s
     assert p50([3, 1, 2]) == 2
     assert p50([]) is None
+
+
+def test_an_error_of_a_program_in_a_log_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    lost = "delivery: BrokerUnavailable: the Celery broker does not answer"
+    wrong = "operation x cannot be sent: AttributeError: 'NoneType' object has no attribute 'y'"
+    (tmp_path / "a" / "dispatcher.log").write_text(f"{lost}\n{wrong}\n")
+    assert mistakes(tmp_path) == [f"dispatcher: {wrong}"]
