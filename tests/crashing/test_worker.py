@@ -13,7 +13,7 @@ from celery_durable.store.schema import CANCELLED, FAILED
 from tests.crashing import rig
 from tests.crashing.orders import Orders
 from tests.crashing.rig import Expected
-from tests.e2e.observe import History
+from tests.e2e.observe import History, rows
 from tests.harness import Process, Service, Stack, wait_until
 
 pytestmark = pytest.mark.processes
@@ -75,6 +75,7 @@ class Case:
 
     :param main: the main process dies there, and its children with it.
     :param torn: how many runs at most these tear.
+    :param told: it matters whether the app's own result backend is told: it is, sooner or later.
     """
 
     load: Callable[[Service, str], Expected]
@@ -82,6 +83,7 @@ class Case:
     after: int = 0
     main: bool = False
     torn: int = 0
+    told: bool = False
     limit: int | None = LIMIT
 
 
@@ -96,10 +98,10 @@ CASES = {
     "worker.revoke": Case(terminated, main=True),
     "worker.lose": Case(suicide, main=True, limit=1),
     "worker.message": Case(work, main=True, torn=CONCURRENCY),
-    "worker.outcome": Case(work),
-    "worker.told": Case(failing, limit=None),
+    "worker.outcome": Case(work, told=True),
+    "worker.told": Case(failing, limit=None, told=True),
 }
-CRASHED = [point for point in POINTS if point.startswith("worker.")]
+CRASHED = [point for point in POINTS if point.rpartition(".")[0] in CASES]
 
 
 class Workers:
@@ -143,3 +145,7 @@ def test_a_worker_killed_at(point: str, workers: Workers) -> None:
         rig.child_dies(worker, workers.orders, point)
     extra = case.before if moment.startswith("before") else case.after
     rig.check(service, expected, limit=case.limit, extra=range(extra, extra + case.torn + 1))
+    if case.told:
+        results = [service.folder / "results" / f"celery-task-meta-{operation_id}" for operation_id in expected.ids]
+        wait_until(lambda: all(result.exists() for result in results), rig.DEADLINE_S, what="the result backend told")
+        wait_until(lambda: not rows(service, "untold", "operation_id"), rig.DEADLINE_S, what="nothing left to tell")
