@@ -1,8 +1,8 @@
 """Attempts that were lost with their worker: counted, capped, and run again or ended. What follows is decided here.
 
 A dispatcher finds the attempts whose heartbeats are overdue; a worker whose child died says so at once. It does not
-only end the attempt's ``alive_until`` and leave the rest to a dispatcher: whoever waits in the app's own result
-backend, a chord for one, and ``link_error`` are told by the worker, which must know what became of the operation.
+only end the attempt's ``alive_until`` and leave the rest to a dispatcher: Celery's signals and events, ``link_error``
+and the app's own result backend are told by that worker, which has to know what became of the operation.
 """
 
 from __future__ import annotations
