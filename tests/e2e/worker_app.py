@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,11 @@ def until(path: str, deadline_s: float = 30) -> None:
         time.sleep(0.01)
 
 
-def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> Celery:
-    """The app under test."""
+def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str, without: Sequence[str] = ()) -> Celery:
+    """The app under test.
+
+    :param without: tasks that it does not know, as in code of an earlier day.
+    """
     app = Celery("worker-app", set_as_current=False)
     app.conf.update(celery, durable=durable, broker_connection_retry_on_startup=True)
     path = Path(records)
@@ -292,6 +296,8 @@ def make_app(celery: dict[str, Any], durable: dict[str, Any], records: str) -> C
     def linger(self: Any, flag: str) -> str:
         return flag
 
+    for name in without:
+        del app.tasks[name]
     return app
 
 

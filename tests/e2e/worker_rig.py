@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.exc import DBAPIError
 
 from celery_durable.dispatcher.delivery import Delivery
@@ -21,7 +21,7 @@ from celery_durable.message import ATTEMPT_HEADER, GENERATION_HEADER
 from celery_durable.runtime import Runtime, runtime_of
 from celery_durable.scheduling.loop import Step
 from celery_durable.store.migrate import migrate
-from celery_durable.store.schema import ENDED_STATES
+from celery_durable.store.schema import ADMITTED, ENDED_STATES
 from tests.e2e.worker_app import make_app
 from tests.harness import Process, wait_until
 
@@ -65,6 +65,7 @@ class Rig:
         extra: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         ready: bool = True,
+        without: Sequence[str] = (),
     ) -> Process:
         """Starts a worker and waits until it is ready, unless it is not expected to live that long."""
         label = f"worker{len(self._processes)}"
@@ -72,7 +73,12 @@ class Rig:
         words = [sys.executable, "-m", "celery", "-A", "tests.e2e.worker_app", "worker", "--pool", pool]
         words += ["--concurrency", str(concurrency), "--loglevel", "INFO", "--hostname", f"{label}@localhost"]
         words += ["--without-mingle", "--without-gossip", *extra]
-        process = Process(label, words, folder=self.folder, env={"WORKER_APP": json.dumps(self.config), **(env or {})})
+        process = Process(
+            label,
+            words,
+            folder=self.folder,
+            env={"WORKER_APP": json.dumps({**self.config, "without": without}), **(env or {})},
+        )
         self._processes.append(process)
         process.start()
         if ready:
@@ -133,6 +139,13 @@ class Rig:
     def history(self, operation_id: str) -> list[str]:
         """The outcomes of those attempts."""
         return [row.outcome for row in self.attempts(operation_id)]
+
+    def sent(self, queue: str) -> int:
+        """How many operations were sent to the Celery queue and have not started."""
+        operations = self.runtime.tables.operations
+        under_way = (operations.c.queue == queue, operations.c.state == ADMITTED, operations.c.sends > 0)
+        with self.runtime.database.reading() as connection:
+            return int(connection.scalar(select(func.count()).select_from(operations).where(*under_way)) or 0)
 
     def untold(self) -> list[str]:
         """The operations that have ended, and whose end may not have been told."""

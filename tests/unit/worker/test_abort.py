@@ -199,7 +199,7 @@ def test_a_run_that_no_row_knows_is_stopped(rows: Rows) -> None:
 
 
 def test_an_attempt_that_cannot_renew_stops_before_its_time_is_over(rows: Rows) -> None:
-    """By its own clock, counted from the start of its last good heartbeat; a failing database is tried meanwhile."""
+    """C13: not at once, by its own clock from the start of its last good heartbeat; meanwhile the database is tried."""
 
     class Broken:
         tries = 0
