@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from threading import Event, Thread
 
@@ -14,13 +13,6 @@ from celery_durable.store.database import Database
 from celery_durable.store.offsets import OffsetMoved, Position, offsets_table
 
 FIRST = Position("accounts", 3, "topic-1", 10)
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.dispose()
 
 
 @pytest.fixture

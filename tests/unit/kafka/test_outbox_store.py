@@ -16,13 +16,6 @@ HOLD_MS = 60_000
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    database = Database(database_url)
-    yield database
-    database.dispose()
-
-
-@pytest.fixture
 def table(database: Database) -> Table:
     metadata = MetaData()
     table = outbox_table(metadata, "test_")
