@@ -7,7 +7,7 @@ from tests.crashing import test_commands, test_dispatcher, test_holder, test_wor
 
 
 def test_every_point_is_crashed_at() -> None:
-    """The tests beside this one name all of ``POINTS``; ``tests/unit/test_crashpoints.py`` compares those with the code."""
+    """The tests beside this one crash at all of ``POINTS``, and the code has no others (``test_crashpoints.py``)."""
     crashed = {
         *test_worker.CRASHED,
         *test_dispatcher.CRASHED,
