@@ -26,7 +26,7 @@ DOOMED = limited("shared:doomed", 1)
 CANCELLED_BEFORE_S = 120.0
 """What is to be cancelled would run so long."""
 LONG = limited("shared:long", 4)
-"""Of bodies that outlive their heartbeat timeout: one or two run at any time, for faults to hit."""
+"""Of bodies that outlive their heartbeat timeout; as many have no account. Some run at any time, for faults to hit."""
 PROBE_EVERY_S = 0.5
 STALL_S = 1.0
 _RETRY_S = 0.1
@@ -84,8 +84,9 @@ class Load(Background):
         elif plan == "cancel":
             operation = self._enqueue("permit", plan, CANCELLED_BEFORE_S, LONG, "")
             self._cancels.append((time.monotonic() + self._rng.uniform(0, 4), operation))
-        elif self._rng.random() < 0.08:
-            self._enqueue("permit", plan, round(self._rng.uniform(5, 9), 2), LONG, "")
+        elif self._rng.random() < 0.15:
+            task, account = self._rng.choice((("plain", ""), ("permit", LONG)))
+            self._enqueue(task, plan, round(self._rng.uniform(4, 9), 2), account, "")
         elif self._rng.random() < 0.3:
             self._enqueue("grouped", plan, duration_s, GROUPED, self._rng.choice(GROUPS))
         elif self._rng.random() < 0.1:
