@@ -67,8 +67,8 @@ class NotRepeated(logging.Filter):
     first; anything else comes at its own level, once in ``interval_s`` seconds.
     """
 
-    _PASSING = ("FAIL ", "GETPID ")
-    """librdkafka's names of a lost or refused connection, and of a coordinator that loads."""
+    _PASSING = ("FAIL ", "GETPID ", "REQTMOUT ")
+    """How librdkafka names a lost or refused connection, a coordinator that loads, and an answer that came late."""
 
     def __init__(self, interval_s: float = 60.0) -> None:
         super().__init__()
