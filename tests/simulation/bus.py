@@ -63,7 +63,7 @@ class Topic:
 
 
 class Bus:
-    """The cluster. ``at`` schedules, ``note`` writes the log, ``appended`` is told of every message that is written."""
+    """The cluster. ``at`` schedules, ``note`` writes the log, ``sent`` is told of every message."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Bus:
         rng: random.Random,
         at: Callable[[int, Callable[[], None]], None],
         note: Callable[..., None],
-        appended: Callable[[str, Stored], None],
+        sent: Callable[[str, Stored], None],
     ) -> None:
         self.clock = clock
         self.rng = rng
@@ -82,9 +82,7 @@ class Bus:
         self.topics: dict[str, Topic] = {}
         self.watchers: list[Callable[[str, int], None]] = []
         """Told of (topic, partition) that has something new: consumers that wait."""
-        self.loses: Callable[[Stored], bool] = lambda _: True
-        """Whether this message may be lost at all."""
-        self._appended = appended
+        self._sent = sent
         self._ids = 0
 
     def create(self, name: str, partitions: int) -> None:
@@ -110,8 +108,9 @@ class Bus:
     def write(self, name: str, message: Stored) -> bool:
         """Takes a message on its way. Returns whether the producer will hear that it was written."""
         weather = self.weather
+        self._sent(name, message)
         failed = self.is_down or self.happens(weather.error)
-        lost = (failed and self.rng.random() < 0.5) or (self.happens(weather.loss) and self.loses(message))
+        lost = (failed and self.rng.random() < 0.5) or self.happens(weather.loss)
         if self.is_down:
             lost = True
         if lost:
@@ -131,7 +130,6 @@ class Bus:
         written = Stored(message.key, message.value, message.headers, self.clock.now_ms)
         topic.partitions[partition].messages.append(written)
         self.note("bus", f"{partition}/{topic.partitions[partition].high - 1}", name, message)
-        self._appended(name, written)
         self.announce(name, partition)
 
     def announce(self, name: str, partition: int) -> None:

@@ -20,7 +20,8 @@ from holder_service.footprint import footprint
 from holder_service.semaphore import limit_in_force
 from tests.invariants import InvariantViolation, Pair
 from tests.simulation.databases import holder_slot
-from tests.simulation.services import Service, Worker
+from tests.simulation.services import Service
+from tests.simulation.workers import Worker
 
 if TYPE_CHECKING:
     from tests.simulation.shells import World
@@ -377,6 +378,7 @@ class Checks:
         )
         if waiting:
             raise InvariantViolation(f"all ran: still waiting though faults have stopped: {waiting}; rows: {left}")
+        self.invariants.noticed(self.epoch, self.trusted_epoch)
         self.invariants.quiet(counted, in_use, 0, left)
 
     def is_quiet(self) -> bool:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 EXPECTED = (OperationalError, KafkaException, KafkaUnavailable, BrokerUnavailable, OffsetMoved, VersionMoved)
 """What a step may raise where the surroundings fail; a loop then backs off. Anything else is a fault of the code."""
 
+_FUSED = {"crash": "_commit", "unsure": ".after_commit", "error": ".before_commit"}
+
 
 class Crash(BaseException):
     """The process at work died here."""
@@ -42,6 +44,8 @@ class Process:
         self.fuse: int | None = None
         """Crash points until something happens: ``crash``, ``unsure`` (an error after the commit) or ``error``."""
         self.fuse_kind = ""
+        self.fuse_at_commits = False
+        """Only commits count."""
         self.consumers: list[SimulatedConsumer] = []
         self.loop: SimulatedLoop | None = None
         """The loop at work."""
@@ -102,10 +106,10 @@ class Process:
         """The process passes a crash point."""
         world = self.world
         world.stats[f"passed {name}"] += 1
-        if self.fuse is None:
+        if self.fuse is None or (self.fuse_at_commits and not name.endswith(_FUSED[self.fuse_kind])):
             return
         self.fuse -= 1
-        if self.fuse > 0 or (self.fuse_kind == "unsure" and not name.endswith(".after_commit")):
+        if self.fuse > 0:
             return
         kind, self.fuse, self.fuse_kind = self.fuse_kind, None, ""
         world.stats[f"{kind} at {name}"] += 1
@@ -113,9 +117,8 @@ class Process:
             world.note("fault", self.name, "dies at", name)
             self.alive = False
             raise Crash(name)
-        if name.endswith("_commit"):
-            world.note("fault", self.name, "gets an error at", name)
-            raise OperationalError("simulated", None, Exception(f"connection lost at {name}"))
+        world.note("fault", self.name, "gets an error at", name)
+        raise OperationalError("simulated", None, Exception(f"connection lost at {name}"))
 
 
 class SimulatedLoop:

@@ -119,6 +119,30 @@ def run_many(first: int, count: int, *, jobs: int, mutation: str = "") -> Iterat
             yield from outcomes
 
 
+def find(name: str, count: int) -> tuple[int | None, str]:
+    """Runs seeds with one rule broken. Returns how many it took (None: it was not found), and what was found."""
+    with simulator(), MUTATIONS[name]():
+        for seed in range(count):
+            failure = run(seed).failure
+            if failure:
+                return seed + 1, failure
+    return None, ""
+
+
+def find_all(count: int, jobs: int) -> int:
+    """Breaks one rule after the other, and tells how many seeds it took to find that."""
+    names = [name for name in MUTATIONS if name]
+    missed = 0
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        results = [(name, pool.apply_async(find, (name, count))) for name in names]
+        for name, result in results:
+            seeds, failure = result.get()
+            missed += seeds is None
+            found = f"not in {count} seeds" if seeds is None else f"{seeds} seeds: {failure.splitlines()[0]:.120}"
+            print(f"{name}: {found}", flush=True)
+    return 1 if missed else 0
+
+
 def replay(seed: int, mutation: str = "") -> int:
     """Runs one seed and prints its log."""
     lines: list[str] = []
@@ -135,6 +159,7 @@ def _options() -> Any:
     parser.add_argument("--count", type=int, default=1_000, help="how many to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--find", action="store_true", help="how many seeds find each seeded violation")
     parser.add_argument("--digests", action="store_true", help="print each seed's log hash, and nothing else")
     parser.add_argument("--mutation", default="", help="a seeded violation, from tests.simulation.mutations")
     return parser.parse_args()
@@ -145,6 +170,8 @@ def main() -> int:
     options = _options()
     if options.seed is not None:
         return replay(options.seed, options.mutation)
+    if options.find:
+        return find_all(options.count, options.jobs)
     if options.digests:
         for outcome in run_many(options.first, options.count, jobs=options.jobs):
             print(outcome.seed, outcome.digest)
@@ -170,7 +197,11 @@ def main() -> int:
     crashes = sum(count for name, count in stats.items() if name.startswith("crash at "))
     work = ("operations", "sent", "steps", "virtual s", "settles refused", "died", "exceptions")
     print(", ".join(f"{name} {stats[name]}" for name in work))
-    print(f"faults: {faults or 'none'}; crashes at a crash point {crashes}")
+    print(f"faults: {faults or 'none'}")
+    crashed = {name.removeprefix("crash at ") for name in stats if name.startswith("crash at ")}
+    passed = {name.removeprefix("passed ") for name in stats if name.startswith("passed ")}
+    missed = ", ".join(sorted(passed - crashed)) or "none"
+    print(f"crashes: {crashes}, at {len(crashed)} crash points; passed, and never crashed at: {missed}")
     print(f"checks: {dict(sorted(looked.items()))}")
     print(f"violations: {failed}")
     return 1 if failed else 0

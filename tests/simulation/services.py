@@ -14,22 +14,18 @@ from sqlalchemy.exc import OperationalError
 
 from celery_durable import commands
 from celery_durable.dispatcher.main import Dispatcher
-from celery_durable.message import CapturedMessage
 from celery_durable.runtime import Runtime
 from celery_durable.settings import Settings
 from celery_durable.store.accounts import client_identity
-from celery_durable.store.attempts import AlreadySettled, Attempt, Attempts, Ending
 from celery_durable.store.delivery import Outbound
 from celery_durable.store.operations import NewOperation, Operations
 from tests.simulation.databases import SimulatedDatabase, Slot, client_tables
 from tests.simulation.processes import Process, SimulatedLoop
+from tests.simulation.workers import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS, REQUEUE_AFTER_MS, Worker
 
 if TYPE_CHECKING:
     from tests.simulation.shells import World
 
-HEARTBEAT_TIMEOUT_MS = 6_000
-HEARTBEAT_INTERVAL_MS = 2_000
-REQUEUE_AFTER_MS = 5_000
 TOPIC_PREFIX = "durable"
 
 
@@ -69,16 +65,6 @@ class Delivery:
     id: str
     generation: int
     attempt: int
-
-
-@dataclass(eq=False, slots=True)
-class Body:
-    """One attempt as its worker sees it."""
-
-    attempt: Attempt
-    renewed_ms: int
-    ending: str = ""
-    over: bool = False
 
 
 class Service:
@@ -166,7 +152,7 @@ class Service:
         def work() -> None:
             for _ in range(3):
                 try:
-                    with self.runtime.database.transaction("web.enqueue") as connection:
+                    with self.runtime.database.transaction("enqueue.one") as connection:
                         _operations().insert(connection, new)
                     break
                 except OperationalError:
@@ -179,7 +165,7 @@ class Service:
         """A caller cancels an operation."""
 
         def work() -> None:
-            with self.runtime.database.transaction() as connection:
+            with suppress(OperationalError), self.runtime.database.transaction("results.cancel") as connection:
                 _operations().cancel(connection, operation_id)
 
         self.web.run(work)
@@ -288,135 +274,3 @@ class DispatcherProcess(Process):
         self._poked = False
         if self._watch is not None:
             self._watch.wake()
-
-
-class Worker(Process):
-    """A worker: it starts what the broker delivers, keeps it alive and settles it, by production's statements."""
-
-    def __init__(self, service: Service, number: int) -> None:
-        super().__init__(service.world, f"{service.name}-worker-{number}")
-        self.service = service
-        self.number = number
-        self.bodies: list[Body] = []
-        self.acting: Attempt | None = None
-        """Whose row it may write at the moment."""
-        self._attempts = Attempts(SimulatedDatabase(service.slot), client_tables())
-
-    def receive(self, message: Delivery) -> None:
-        """A message arrives."""
-        token = f"{self.world.rng.getrandbits(64):016x}"
-        attempt = Attempt(message.id, message.generation, message.attempt, token)
-        self.at(1, lambda: self._begin(attempt))
-
-    def _write(self, attempt: Attempt, write: Callable[[], Any]) -> Any:
-        self.acting = attempt
-        try:
-            return write()
-        finally:
-            self.world.look()
-            self.acting = None
-
-    def _begin(self, attempt: Attempt) -> None:
-        world = self.world
-        try:
-            started = self._write(
-                attempt,
-                lambda: self._attempts.start(attempt, worker=self.name, timeout_ms=HEARTBEAT_TIMEOUT_MS),
-            )
-        except OperationalError:
-            self.at(200, lambda: self._begin(attempt))
-            return
-        if started is None:
-            world.note("worker", self.name, "drops", attempt.id, attempt.attempt)
-            return
-        world.note("worker", self.name, "starts", attempt.id, attempt.attempt, attempt.token)
-        body = Body(attempt, world.clock.now_ms)
-        self.bodies.append(body)
-        if started.cancel_requested:
-            body.ending = "cancel"
-        self.at(HEARTBEAT_INTERVAL_MS, lambda: self._beat(body))
-        self.at(world.draw_duration(), lambda: self._end(body))
-
-    def _beat(self, body: Body) -> None:
-        if body.over:
-            return
-        begun_ms = self.world.clock.now_ms
-        if begun_ms - body.renewed_ms >= HEARTBEAT_TIMEOUT_MS and self.world.rng.random() < 0.5:
-            self._stop(body)
-            return
-        try:
-            beat = self._write(
-                body.attempt,
-                lambda: self._attempts.beat(body.attempt.id, body.attempt.token, timeout_ms=HEARTBEAT_TIMEOUT_MS),
-            )
-        except OperationalError:
-            self.at(500, lambda: self._beat(body))
-            return
-        if beat is None:
-            self._stop(body)
-            return
-        body.renewed_ms = begun_ms
-        if beat.cancel_requested:
-            body.ending = "cancel"
-            self._end(body)
-            return
-        self.at(HEARTBEAT_INTERVAL_MS, lambda: self._beat(body))
-
-    def _stop(self, body: Body) -> None:
-        """It is not this run's any more: the body is told to stop, and settles nothing."""
-        body.over = True
-        self.bodies.remove(body)
-        self.world.note("worker", self.name, "stops", body.attempt.id, body.attempt.attempt)
-
-    def _end(self, body: Body) -> None:
-        if body.over:
-            return
-        body.ending = body.ending or self.world.draw_ending()
-        try:
-            state = self._write(body.attempt, lambda: self._settle(body))
-        except OperationalError:
-            self.at(200, lambda: self._end(body))
-            return
-        except AlreadySettled:
-            self.world.stats["settles refused"] += 1
-            state = "refused"
-        body.over = True
-        self.bodies.remove(body)
-        self.world.note("worker", self.name, body.ending, body.attempt.id, body.attempt.attempt, state)
-        self.service.poke()
-
-    def _settle(self, body: Body) -> str:
-        attempts, attempt = self._attempts, body.attempt
-        match body.ending:
-            case "succeed":
-                return attempts.succeed(attempt, Ending())
-            case "fail":
-                return attempts.fail(attempt, Ending(error="simulated"))
-            case "cancel":
-                return attempts.cancel(attempt, Ending())
-            case "repeat":
-                return attempts.repeat(attempt, Ending())
-            case "retry":
-                return attempts.retry(attempt, _again(attempt, 500), Ending(error="simulated"), requeue=False)
-            case _:
-                message = _again(attempt, REQUEUE_AFTER_MS)
-                return attempts.retry(attempt, message, Ending(error="simulated"), requeue=True)
-
-
-def _again(attempt: Attempt, delay_ms: int) -> CapturedMessage:
-    return CapturedMessage(
-        id=attempt.id,
-        task="task",
-        body=b"[[], {}, {}]",
-        content_type="application/json",
-        content_encoding="utf-8",
-        digest=attempt.id,
-        headers={"task": "task"},
-        properties={},
-        publish={},
-        queue="celery",
-        eta_delay_ms=delay_ms,
-        expires_delay_ms=None,
-        priority=0,
-        retries=attempt.attempt,
-    )

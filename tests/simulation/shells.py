@@ -71,6 +71,9 @@ class World:
         self.invariants = Invariants()
         self.current: Process | None = None
         self.errors: list[str] = []
+        """What production code logged as an error, where it goes on."""
+        self.broken: InvariantViolation | None = None
+        """What a check found in the midst of production code, which would catch it."""
         self.services: list[Service] = []
         self.holders: list[HolderProcess] = []
         self.weather = Weather()
@@ -80,7 +83,7 @@ class World:
         self._number = 0
         self._operations = 0
         self._draw()
-        self.bus = Bus(self.clock, self.rng, self.at, self.note, self._appended)
+        self.bus = Bus(self.clock, self.rng, self.at, self.note, self._sent)
         self.groups_of_kafka = Groups(self.bus)
         self.checks = Checks(self)
         self.operator = Operator(self, "operator")
@@ -148,6 +151,8 @@ class World:
         event = heapq.heappop(self._events)
         self.clock.now_ms = max(self.clock.now_ms, event.at_ms)
         event.work()
+        if self.broken is not None:
+            raise self.broken
         if self.errors:
             raise InvariantViolation(f"an error was logged: {self.errors[0]}")
 
@@ -185,7 +190,7 @@ class World:
     def launch(self, service: Service) -> None:
         """Starts a service's processes."""
         service.identify()
-        service.start(1 + (self.rng.random() < 0.25), 1 + (self.rng.random() < 0.3))
+        service.start(1 + (self.rng.random() < 0.25), 1 + (self.rng.random() < 0.6))
 
     def service(self, name: str) -> Service:
         """The service with this name."""
@@ -250,7 +255,7 @@ class World:
         """Looks at what the step has committed."""
         self.checks.look()
 
-    def _appended(self, topic: str, message: Stored) -> None:
+    def _sent(self, topic: str, message: Stored) -> None:
         if topic == ACCOUNTS_TOPIC:
             document = json.loads(message.value)
             kind = document["type"] if document["type"] == "AccountReport" else "command"
