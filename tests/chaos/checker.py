@@ -60,6 +60,8 @@ class Run:
     """One run of a body."""
 
     started: Started
+    begun_ns: int
+    """When its attempt was begun in SQL, a moment before the body."""
     ended: Ended | None = None
     alive_ns: int = 0
     """When the last heartbeat that succeeded was begun."""
@@ -120,17 +122,18 @@ def check(events: Sequence[Event], final: Final, *, heartbeat_timeout_s: float) 
 def runs_of(events: Iterable[Event]) -> dict[str, list[Run]]:
     """The runs of each operation, in order."""
     runs: dict[str, Run] = {}
-    beats: dict[str, int] = {}
+    beats: dict[str, list[int]] = defaultdict(list)
     for event in events:
         if isinstance(event, Started):
-            runs[event.token] = Run(event, alive_ns=event.time_ns)
+            runs[event.token] = Run(event, event.time_ns, alive_ns=event.time_ns)
         elif isinstance(event, Ended) and event.token in runs:
             runs[event.token].ended = event
         elif isinstance(event, Beat):
-            beats[event.token] = max(beats.get(event.token, 0), event.time_ns)
+            beats[event.token].append(event.time_ns)
     for token, run in runs.items():
-        # A heartbeat that was begun before the body started is the start itself.
-        run.alive_ns = beats.get(token, run.alive_ns)
+        # The first is the start itself, and before the body.
+        if beats[token]:
+            run.begun_ns, run.alive_ns = min(run.begun_ns, *beats[token]), max(beats[token])
     _mark_faults(list(runs.values()), events)
     found: dict[str, list[Run]] = defaultdict(list)
     for run in runs.values():
@@ -157,7 +160,7 @@ def _mark_faults(runs: Sequence[Run], events: Iterable[Event]) -> None:
     for run in runs:
         started, death_ns = run.started, deaths.get(run.started.pid)
         for fault, over_ns in spans.get(started.pid, ()):
-            if over_ns < started.time_ns:
+            if over_ns < run.begun_ns:
                 continue
             if "freeze" in fault.kind:
                 run.frozen.append((fault.time_ns, over_ns))
@@ -296,7 +299,7 @@ class _Check:
 
     def _explain(self, run: Run, successor: Run) -> str | None:
         """Why the run was made again: a fault of its process, or of its database, in its time."""
-        begin_ns, end_ns = run.started.time_ns, successor.started.time_ns
+        begin_ns, end_ns = run.begun_ns, successor.started.time_ns
         if run.killed_ns is not None and run.killed_ns <= end_ns and run.killed_by != DIES:
             return run.killed_by
         if any(begin <= end_ns and begin_ns <= end for begin, end in run.frozen):
@@ -309,7 +312,7 @@ class _Check:
 
     def _stalled(self, run: Run, successor: Run) -> bool:
         """Whether the machine itself stood still in the run's time."""
-        begin_ns, end_ns = run.started.time_ns, successor.started.time_ns
+        begin_ns, end_ns = run.begun_ns, successor.started.time_ns
         return any(begin <= end_ns and begin_ns <= end for begin, end in self._stalls)
 
     def _check_ends(self, operation: str, enqueued: Enqueued, row: FinalOperation, runs: Sequence[Run]) -> None:

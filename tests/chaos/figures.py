@@ -56,7 +56,7 @@ def _add_lost(
     hit = [
         fault
         for fault in faults
-        if run.started.pid in fault.pids and run.started.time_ns <= fault.time_ns <= min(begun_ns, run.over_ns)
+        if run.started.pid in fault.pids and run.begun_ns <= fault.time_ns <= min(begun_ns, run.over_ns)
     ]
     if not hit:
         return

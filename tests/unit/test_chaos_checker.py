@@ -304,6 +304,15 @@ def test_a_body_may_begin_between_the_note_of_a_kill_and_the_kill(scene: Scene) 
     assert not scene.check().violations
 
 
+def test_a_worker_may_freeze_between_the_start_in_sql_and_the_body(scene: Scene) -> None:
+    scene.operation("late", (30.1, 30.2, "returned"), (35, 36, "returned"), pids=(5, 6))
+    scene.events.append(Beat(operation="late", token="late-1", time_ns=ns(20)))
+    scene.fault("worker-freeze", 20.1, 30, pids=(5,))
+    verdict = scene.check()
+    assert not verdict.violations
+    assert verdict.explained == {"freeze": 1}
+
+
 def test_an_operation_that_was_left_behind_counts_once(scene: Scene) -> None:
     """At limit 1 its own successor is not above the limit; another operation is, until its timeout is over."""
     account = "shared:one~1"
