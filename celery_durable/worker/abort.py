@@ -96,7 +96,7 @@ def _handler(number: int, frame: FrameType | None) -> None:
             if run.phase is Phase.BODY:
                 raise AttemptAborted
             return
-        if run.phase in {Phase.STARTING, Phase.SETTLING}:
+        if run.phase is Phase.SETTLING:
             return  # a soft time limit that comes when the body has ended would tear the settle
     if callable(_previous):
         _previous(number, frame)

@@ -58,10 +58,11 @@ class TracedAttempt:
             logger.log(refusal.level, "Task %s[%s] not started: %s", self._task.name, uuid, refusal)
             state = states.REJECTED if isinstance(refusal.outcome, Reject) else states.IGNORED
             return _outcome(state, refusal.outcome)
-        runs.add(run)
         try:
             try:
+                # In this order: a soft time limit that comes meanwhile, and never again, is raised here.
                 enter_body(run)
+                runs.add(run)
                 context_of(self._task.app).heart.watch(run, begun=begun)
                 outcome = self._tracer(uuid, args, kwargs, request)
             except (SystemExit, KeyboardInterrupt) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.backends.base import DisabledBackend
+from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
 
@@ -22,7 +24,7 @@ from celery_durable.message import ATTEMPT_HEADER, RUN_HEADER
 from celery_durable.runtime import runtime_of
 from celery_durable.store.database import Database
 from celery_durable.transactions import in_callers_transaction
-from celery_durable.worker import runs
+from celery_durable.worker import abort, runs
 from celery_durable.worker.retry import is_retry, stage_retry
 from celery_durable.worker.runs import Run
 from celery_durable.worker.transient import is_transient, persist
@@ -50,6 +52,19 @@ def make_task(app: Celery, **options: Any) -> Any:
         return x * 2
 
     return twice
+
+
+def run_here(task: Any, **request: Any) -> Any:
+    """Runs a new operation's first attempt in this thread, as a worker would. Returns its result handle."""
+    operation = task.delay()
+    runtime = runtime_of(task.app)
+    with runtime.database.transaction() as connection:
+        connection.execute(update(runtime.tables.operations).values(state="admitted"))
+    task.__trace__ = build_tracer(task.name, task, app=task.app)
+    headers = {ATTEMPT_HEADER: 1, RUN_HEADER: {"token": "token", "pid": os.getpid()}}
+    known = {"id": operation.id, "hostname": "celery@one", "is_eager": False, "delivery_info": {}}
+    task.__trace__(operation.id, (), {}, {**known, **headers, **request})
+    return operation
 
 
 def rows(app: Celery) -> int:
@@ -167,21 +182,7 @@ def test_a_using_that_the_body_did_not_leave_ends_with_it(app: Celery, caplog: p
         kept[0].__enter__()
 
     following = make_task(app)
-    operation = careless.delay()
-    operations = runtime.tables.operations
-    with runtime.database.transaction() as connection:
-        connection.execute(update(operations).values(state="admitted"))
-    careless.__trace__ = build_tracer(careless.name, careless, app=app)
-    request = {
-        "id": operation.id,
-        "hostname": "celery@one",
-        "is_eager": False,
-        "delivery_info": {},
-        "callbacks": [following.si(1)],
-        ATTEMPT_HEADER: 1,
-        RUN_HEADER: {"token": "token", "pid": os.getpid()},
-    }
-    careless.__trace__(operation.id, (), {}, request)
+    operation = run_here(careless, callbacks=[following.si(1)])
     assert not in_callers_transaction()
     assert operation.state == "SUCCESS"
     caller.rollback()
@@ -190,3 +191,34 @@ def test_a_using_that_the_body_did_not_leave_ends_with_it(app: Celery, caplog: p
     assert caplog.text.count("did not leave it") == 1
     kept[0].__exit__(None, None, None)
     assert not in_callers_transaction()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_soft_time_limit_that_comes_just_before_the_body_counts(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """C15: a busy machine is slow to begin; the limit comes once, and a body without one would go on for ever."""
+
+    @app.task(base=DurableTask, shared=False)
+    def endless() -> str:
+        return "not stopped"
+
+    def pool_handler(_number: int, _frame: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    def add(run: Run) -> None:
+        if when == "before":
+            signal.raise_signal(signal.SIGUSR1)
+        known(run)
+        signal.raise_signal(signal.SIGUSR1)
+
+    known = runs.add
+    monkeypatch.setattr(runs, "add", add)
+    present = signal.signal(signal.SIGUSR1, pool_handler)
+    try:
+        abort.enter_body(Run(attempt("earlier"), in_child=True, retries=0, timeout_s=1, requeue_after_s=30))
+        operation = run_here(endless)
+    finally:
+        signal.signal(signal.SIGUSR1, present)
+    assert operation.state == "FAILURE"
+    assert isinstance(operation.result, SoftTimeLimitExceeded)
