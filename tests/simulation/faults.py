@@ -37,7 +37,7 @@ class Faults:
             "limit": (4, people.limit),
             "pause": (1, people.pause),
             "rebalance": (2, self._rebalance),
-            "two holders": (4, self._overlap),
+            "two owners": (4, self._overlap),
             "holder's database lost": (2, self._lose_holder),
             "holder's database goes back": (3, self._holder_goes_back),
             "topic recreated": (1, self._recreate),
@@ -178,16 +178,20 @@ class Faults:
         return True
 
     def _overlap(self) -> bool:
-        group = self.world.groups_of_kafka.of.get(GROUP_ID)
-        if group is None or len(group.members) < 2:
+        """Partitions go to their next owner while the last one still reads them, and does not hear of it."""
+        world = self.world
+        groups = [group for _, group in sorted(world.groups_of_kafka.of.items()) if len(group.members) > 1]
+        if not groups:
             return False
+        group = groups[self.rng.randrange(len(groups))]
         group.overlaps = True
-        holder = self.world.holders[self.rng.randrange(len(self.world.holders))]
-        holder.freeze()
+        until_ms = self.rng.choice((1_000, 5_000, 10_000))
+        for member in group.members:
+            if member.assigned:
+                member.deaf_until_ms = world.clock.now_ms + until_ms
         group.turn += 1
-        self.world.groups_of_kafka.rebalance(group)
-        self.world.at(self.rng.choice((500, 3_000)), lambda: self._thaw(holder))
-        self.world.at(10_000, lambda: setattr(group, "overlaps", False))
+        world.groups_of_kafka.rebalance(group)
+        world.at(until_ms, lambda: setattr(group, "overlaps", False))
         return True
 
     def _topics(self) -> list[str]:
@@ -377,4 +381,6 @@ class Faults:
             service.web.fuse = None
         for group in world.groups_of_kafka.of.values():
             group.overlaps = False
+            for member in group.members:
+                member.deaf_until_ms = 0
         self.people.settle()

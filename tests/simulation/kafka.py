@@ -153,6 +153,8 @@ class SimulatedConsumer:
         self._ends_told: set[int] = set()
         self.partition_eof = False
         self.closed = False
+        self.deaf_until_ms = 0
+        """Until then it does not hear what the group decides."""
         bus.watchers.append(self._announced)
 
     # Membership
@@ -192,7 +194,7 @@ class SimulatedConsumer:
 
     def _follow_group(self) -> None:
         group = self._group
-        if group is None or self._bus.is_down:
+        if group is None or self._bus.is_down or self._bus.clock.now_ms < self.deaf_until_ms:
             return
         if self not in group.members:
             if self._positions:

@@ -104,7 +104,7 @@ class World:
         self.work_left = rng.choice((4, 8, 12))
         self.skewed = not self.quiet and rng.random() < 0.2
         self.service_count = rng.choice((1, 2, 2, 3))
-        self.holder_count = 1 + (rng.random() < 0.4)
+        self.holder_count = rng.choice((1, 1, 2, 2, 3))
         self.races = self.quiet and rng.random() < 0.5
         if self.races:
             # Two services with as much to do each, for one permit: whoever is passed over is seen.
@@ -190,7 +190,7 @@ class World:
     def launch(self, service: Service) -> None:
         """Starts a service's processes."""
         service.identify()
-        service.start(1 + (self.rng.random() < 0.25), 1 + (self.rng.random() < 0.6))
+        service.start(1 + (self.rng.random() < 0.35), 1 + (self.rng.random() < 0.6))
 
     def service(self, name: str) -> Service:
         """The service with this name."""

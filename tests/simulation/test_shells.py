@@ -17,8 +17,15 @@ from tests.simulation.run import run, simulator
 SEEDS = int(os.environ.get("SIM_SEEDS", "25"))
 FIRST = int(os.environ.get("SIM_FIRST", "0"))
 
-FOUND_BY_SEED: dict[str, int] = {}
-"""Within how many seeds the simulation finds each broken rule."""
+FOUND_BY_SEED = {
+    "count only the newest reply": 10,
+    "admit without counting": 5,
+    "start what runs": 20,
+    "turns without end": 5,
+    "settle without a wake": 5,
+}
+"""Within how many seeds the simulation finds each broken rule. ``python -m tests.simulation.run --find`` breaks all of
+them: the others take more seeds than a test run has time for, or directed schedules."""
 
 
 @pytest.fixture(autouse=True)
