@@ -65,8 +65,8 @@ def forfeit(
     The bound no longer counts what that service may still be running: make sure that it runs nothing.
 
     :param client: the ``client_id`` of the service that is gone.
-    :param epoch: with ``version``, what ``holder-service accounts`` shows for the account: what was given to that
-        client later than this stays counted.
+    :param epoch: with ``version``, what ``holder-service accounts --json`` shows for the account: what was given to
+        that client later than this stays counted.
     :param why: recorded with ``by``; not empty.
     :raises EnqueueError: a value is empty or of a wrong type; the message names it.
     """
@@ -75,7 +75,9 @@ def forfeit(
         raise EnqueueError(f"why = {why!r:.100}: say why the permits may be freed; the holder records it")
     for name, value in (("epoch", epoch), ("version", version)):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_INT:
-            raise EnqueueError(f"{name} = {value!r:.100}: give the whole number that holder-service accounts shows")
+            raise EnqueueError(
+                f"{name} = {value!r:.100}: give the whole number that holder-service accounts --json shows"
+            )
     _stage(
         account,
         f"forfeit:{client}",

@@ -154,7 +154,7 @@ def _print_table(found: Iterable[Usage]) -> None:
     empty = True
     for usage in found:
         empty = False
-        remarks = ", ".join([*["paused"] * usage.paused, f"epoch {usage.epoch}, version {usage.version}"])
+        remarks = "paused" if usage.paused else ""
         counts = (str(usage.in_use), str(usage.waiting), str(usage.footprint))
         table.add_row(_plain(usage.account), str(usage.limit), _plain(usage.source), *counts, remarks, style="bold")
         for group in usage.groups:
@@ -163,8 +163,8 @@ def _print_table(found: Iterable[Usage]) -> None:
             table.add_row(_plain(f"  group {group.group}"), limit, "", *counts, "")
         for client in usage.clients:
             counts = (str(client.in_use), str(client.waiting), str(client.footprint))
-            heard = f"heard {client.last_report_ms / 1000:.0f} s ago"
-            remarks = f"{heard}, is asked to acknowledge" if client.must_acknowledge else heard
+            heard = f"{client.last_report_ms / 1000:.0f} s ago"
+            remarks = f"{heard}, must answer" if client.must_acknowledge else heard
             table.add_row(_plain(f"  {client.client_id}"), "", "", *counts, remarks)
     if empty:
         click.echo("no account has anything in use or waiting")
