@@ -34,6 +34,7 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
     """
     app = Celery(name, set_as_current=False)
     app.conf.update(broker, durable=durable, broker_connection_retry_on_startup=True)
+    app.conf.task_routes = {"chaos.die": {"queue": STURDY_QUEUE}}
     path = Path(records)
 
     @contextmanager
@@ -82,7 +83,7 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
     permit = {"account": "{account}", "limit": limit, **options}
     app.task(run, name="chaos.permit", **permit)
     app.task(run, name="chaos.grouped", group="{group}", group_limit=group_limit, **permit)
-    app.task(run, name="chaos.die", queue=STURDY_QUEUE, max_worker_losses=1, **permit)
+    app.task(run, name="chaos.die", max_worker_losses=1, **permit)
     return app
 
 
