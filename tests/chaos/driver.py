@@ -8,11 +8,11 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tests.chaos import history
-from tests.chaos.faults import PlannedFault
+from tests.chaos.faults import BROKERS, COMMON, PlannedFault
 from tests.chaos.history import Exited, Fault, FaultOver
 from tests.chaos.load import Background, Load, Witness
 from tests.chaos.system import Slot, System
@@ -46,6 +46,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._rng = random.Random(f"driver {self.seed}")
+        self._kinds = {**COMMON, **BROKERS[self.system.broker_kind]}
 
     def run(self) -> None:
         """Load and faults; returns when the last fault is over and the load has ended."""
@@ -118,10 +119,14 @@ class Driver:
     # Faults
 
     def _make(self, planned: PlannedFault) -> None:
-        """Makes the fault; not where its target is frozen, or down, already."""
+        """Makes the fault; where its target is frozen or down already, on another one, or when it is back."""
         kind = planned.kind
-        if planned.target in self._busy:
-            return
+        while planned.target in self._busy:
+            free = [target for target in self._kinds[kind].targets if target not in self._busy]
+            if free:
+                planned = replace(planned, target=free[0])
+            else:
+                self._until(time.monotonic() + _TICK_S)
         while kind == "postgresql-restart" and "holder's database" in self._busy:
             self._until(time.monotonic() + _TICK_S)
         at_s = time.monotonic() - self._begun_s
