@@ -7,7 +7,8 @@ restoration and a copy. The engines stay, and with them every statement that SQL
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -72,7 +73,7 @@ class Slot:
     def _begin(self, connection: Connection) -> None:
         self.before_begin()
         if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            self.raw.execute("BEGIN IMMEDIATE")
 
 
 class SimulatedDatabase(Database):
@@ -91,6 +92,11 @@ class SimulatedDatabase(Database):
         """The held connection; a crash or an outage reaches it too."""
         self._slot.before_begin()
         return super().held()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """The held connection: it reads as any in autocommit does, and is there already."""
+        yield self.held()
 
     def drop_held(self) -> None:
         """Forgets the held connection; the one below it is everybody's."""

@@ -12,7 +12,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_durable.permits.messages import AccountReport, read_account_message
@@ -35,7 +35,7 @@ LIMITS_TOPIC = f"{TOPIC_PREFIX}.limits"
 SETTLE_MS = 900_000
 """How long after faults stopped all must have run, besides what the work itself takes: some of the longest repeats."""
 SLOTS = 4
-RACE = 12
+RACE = 10
 """Operations of each of two services that race for one permit."""
 
 
@@ -47,13 +47,6 @@ class Weather(bus.Weather):
     broker_double: float = 0.0
     broker_slow: float = 0.0
     unsure: float = 0.0
-
-
-@dataclass(order=True)
-class _Event:
-    at_ms: int
-    number: int
-    work: Callable[[], None] = field(compare=False)
 
 
 class World:
@@ -79,7 +72,7 @@ class World:
         self.weather = Weather()
         self.broker_is_down = False
         self.settling = False
-        self._events: list[_Event] = []
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
         self._operations = 0
         self._draw()
@@ -101,7 +94,7 @@ class World:
         self.holder_settings = holder_settings(rng.choice((60.0, 600.0)))
         self.semaphore_settings = self.holder_settings.semaphore()
         self.durations = rng.choice(((5, 60), (20, 1_500), (500, 9_000)))
-        self.work_left = rng.choice((4, 8, 12))
+        self.work_left = rng.choice((4, 6, 10))
         self.skewed = not self.quiet and rng.random() < 0.2
         self.service_count = rng.choice((1, 2, 2, 3))
         self.holder_count = rng.choice((1, 1, 2, 2, 3))
@@ -110,14 +103,14 @@ class World:
             # Two services with as much to do each, for one permit: whoever is passed over is seen.
             self.accounts, self.groups, self.declared = self.accounts[:1], [""], {"limit": 1}
             self.durations, self.service_count, self.work_left = (5, 60), 2, 2 * RACE
-        self.faults_end_ms = START_MS + (1_000 if self.quiet else rng.choice((6_000, 15_000, 30_000)))
+        self.faults_end_ms = START_MS + (1_000 if self.quiet else rng.choice((6_000, 12_000, 20_000)))
 
     # -- the clockwork
 
     def at(self, delay_ms: int, work: Callable[[], None]) -> None:
         """Does something later."""
         self._number += 1
-        heapq.heappush(self._events, _Event(self.clock.now_ms + delay_ms, self._number, work))
+        heapq.heappush(self._events, (self.clock.now_ms + delay_ms, self._number, work))
 
     def note(self, kind: str, *what: Any) -> None:
         """One line of the log."""
@@ -148,9 +141,9 @@ class World:
         return self.log.hexdigest()
 
     def _step(self) -> None:
-        event = heapq.heappop(self._events)
-        self.clock.now_ms = max(self.clock.now_ms, event.at_ms)
-        event.work()
+        at_ms, _, work = heapq.heappop(self._events)
+        self.clock.now_ms = max(self.clock.now_ms, at_ms)
+        work()
         if self.broken is not None:
             raise self.broken
         if self.errors:
