@@ -1,8 +1,9 @@
 """Keeps the attempts of one process alive, and stops those that are no longer its own.
 
-Two daemon threads, started by the first attempt after any fork: one renews ``alive_until`` in SQL, one watches the
-monotonic clock alone, so that a database that hangs cannot keep an attempt going beyond its time. Both sleep while
-nothing is due, and cost an attempt that ends before its first heartbeat nothing.
+Two daemon threads, started by the first attempt after any fork: one renews ``alive_until`` in SQL, and takes back the
+marks of ends that were told; one watches the monotonic clock alone, so that a database that hangs cannot keep an
+attempt going beyond its time. Both sleep while nothing is due, and cost an attempt that ends before its first heartbeat
+nothing.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class Heart:
         self._told = Told(attempts)
         self._beats = _Sleeper("celery-durable-heartbeat", self._step)
         self._clock = _Sleeper("celery-durable-deadline", self._stop_late)
+
+    def in_time(self, run: Run, *, begun: float) -> bool:
+        """Whether the body may begin: not where the process stood still for too long since ``begun`` (monotonic)."""
+        self._renewed(run, begun)
+        return time.monotonic() < run.stop_at
 
     def watch(self, run: Run, *, begun: float) -> None:
         """Takes on an attempt whose row is alive for its timeout after ``begun`` (monotonic) at least."""

@@ -19,7 +19,7 @@ from celery_durable.store.schema import CANCELLED, RETRYING, SCHEDULED
 from celery_durable.worker import left_over, runs, settle
 from celery_durable.worker.abort import enter_body, leave_body
 from celery_durable.worker.context import context_of
-from celery_durable.worker.runs import Run
+from celery_durable.worker.runs import Run, Stop
 from celery_durable.worker.settle import AttemptOver, CancelledOutcome
 from celery_durable.worker.start import NotStarted, start
 
@@ -58,12 +58,16 @@ class TracedAttempt:
             logger.log(refusal.level, "Task %s[%s] not started: %s", self._task.name, uuid, refusal)
             state = states.REJECTED if isinstance(refusal.outcome, Reject) else states.IGNORED
             return _outcome(state, refusal.outcome)
+        heart = context_of(self._task.app).heart
         try:
             try:
+                if not heart.in_time(run, begun=begun):
+                    run.stop = Stop.LATE
+                    raise AttemptOver(run.stop.value, requeue=False)
                 # In this order: a soft time limit that comes meanwhile, and never again, is raised here.
                 enter_body(run)
                 runs.add(run)
-                context_of(self._task.app).heart.watch(run, begun=begun)
+                heart.watch(run, begun=begun)
                 outcome = self._tracer(uuid, args, kwargs, request)
             except (SystemExit, KeyboardInterrupt) as error:
                 return self._exited(run, error)

@@ -24,7 +24,7 @@ from celery_durable.message import ATTEMPT_HEADER, RUN_HEADER
 from celery_durable.runtime import runtime_of
 from celery_durable.store.database import Database
 from celery_durable.transactions import in_callers_transaction
-from celery_durable.worker import abort, runs
+from celery_durable.worker import abort, runs, tracer
 from celery_durable.worker.retry import is_retry, stage_retry
 from celery_durable.worker.runs import Run
 from celery_durable.worker.transient import is_transient, persist
@@ -222,3 +222,26 @@ def test_a_soft_time_limit_that_comes_just_before_the_body_counts(
         signal.signal(signal.SIGUSR1, present)
     assert operation.state == "FAILURE"
     assert isinstance(operation.result, SoftTimeLimitExceeded)
+
+
+def test_a_body_whose_time_was_over_before_it_began_does_not_run(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C3: a worker that was frozen between the start in SQL and the body: its successor may have run since."""
+    ran: list[str] = []
+
+    @app.task(base=DurableTask, shared=False)
+    def late() -> None:
+        ran.append("late")
+
+    begin = tracer.start
+
+    def begin_and_freeze(task: Any, request: dict[str, Any]) -> tuple[Run, float]:
+        run, begun = begin(task, request)
+        return run, begun - run.timeout_s
+
+    monkeypatch.setattr(tracer, "start", begin_and_freeze)
+    operation = run_here(late)
+    assert not ran
+    operations = runtime_of(app).tables.operations
+    with runtime_of(app).database.reading() as connection:
+        row = connection.execute(select(operations).where(operations.c.id == operation.id)).one()
+    assert (row.state, row.attempt, row.worker_losses) == ("retrying", 2, 1)
