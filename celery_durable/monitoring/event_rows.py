@@ -28,6 +28,9 @@ class EventRows:
         self._payloads = tables.payloads
         self._columns = _columns(tables)
         self._keep_classes = keep_classes(tables)
+        self._busy = select(tables.operations.c.worker).where(
+            in_states(tables.operations, (RUNNING,)), tables.operations.c.alive_until > database_now()
+        )
 
     def now(self, connection: Connection) -> int:
         """The database's time."""
@@ -60,16 +63,16 @@ class EventRows:
             found += rows
         return found
 
-    def running(self, connection: Connection, workers: Collection[str] | None = None) -> set[str]:
-        """Workers with an attempt that is alive: those of ``workers``, or any one of all."""
-        column = self._operations.c.worker
-        alive = (in_states(self._operations, (RUNNING,)), self._operations.c.alive_until > database_now())
-        if workers is None:
-            newest = select(column).where(*alive).order_by(self._operations.c.alive_until.desc()).limit(1)
-            return {worker for worker in connection.scalars(newest) if worker}
+    def any_busy(self, connection: Connection) -> str | None:
+        """A worker with an attempt that is alive."""
+        newest = self._busy.order_by(self._operations.c.alive_until.desc()).limit(1)
+        return connection.scalars(newest).first() or None
+
+    def busy(self, connection: Connection, workers: Collection[str]) -> set[str]:
+        """Those of the workers with an attempt that is alive."""
         found: set[str] = set()
         for some in parts(sorted(workers)):
-            found.update(connection.scalars(select(column).where(*alive, column.in_(some)).distinct()))
+            found.update(connection.scalars(self._busy.where(self._operations.c.worker.in_(some)).distinct()))
         return found
 
     def _with_headers(self) -> Select[Any]:

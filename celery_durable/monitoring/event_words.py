@@ -45,8 +45,8 @@ def waits(row: Any, text: str) -> Event:
     return Event("task-sent", fields)
 
 
-def told_by_worker(row: Any) -> bool:
-    """Whether a worker saw the end, and tells it."""
+def by_worker(row: Any) -> bool:
+    """Whether a worker saw the end, and announces it."""
     if row.worker is None or row.started_at is None:
         return False
     return bool(row.state == SUCCEEDED or (row.state == FAILED and not row.lost))
@@ -57,7 +57,7 @@ def ended(row: Any, worker: str, *, gone: bool) -> Event:
     return Event(*_end(row), worker, gone)
 
 
-def ended_untold(row: Any) -> Event:
+def hint(row: Any) -> Event:
     """It has ended, and no worker is known that might say so: Flower's state stays, the text does not mislead."""
     text = f"ended as {row.state}: {row.error or 'no reason given'}; its state here follows with the first worker"
     return Event("task-sent", {**_names(row), "kwargs": " ".join(["|", *_where(row), text])})

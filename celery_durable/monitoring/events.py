@@ -1,4 +1,4 @@
-"""Celery events for what no worker tells: an operation that waits, and one that ended without a worker.
+"""Celery events for what no worker announces: an operation that waits, and one that ended without a worker.
 
 Flower and other readers of Celery's events see a durable task from ``task-received`` on, as any task. Before that, and
 when its worker died, the dispatcher speaks:
@@ -49,7 +49,7 @@ ASK_EVERY_S = 10.0
 """How often workers are asked anything, at most."""
 BROKER_AWAY_S = 10.0
 CATCH_UP_MS = 60_000
-"""Ends that are older are not told: when a dispatcher starts, or after a broker that was away."""
+"""Ends that are older are not announced: when a dispatcher starts, or after a broker that was away."""
 TRACKED_MAX = 10_000
 """Operations kept in view: as many as Flower itself keeps."""
 BATCH = 500
@@ -88,7 +88,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _End:
-    """An end that is to be told. ``gone``: its worker does not live; ``hinted``: the text says it, for want of one."""
+    """An end to announce. ``gone``: its worker does not live; ``hinted``: the text says it, for want of a worker."""
 
     row: Any
     gone: bool = False
@@ -111,8 +111,9 @@ class Events:
         self._positions: dict[int | None, Position] = {}
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._retried: OrderedDict[int, None] = OrderedDict()
-        self._untold: OrderedDict[int, _End] = OrderedDict()
+        self._unannounced: OrderedDict[int, _End] = OrderedDict()
         self._unproven = Unproven(TRACKED_MAX)
+        self._answered = False
         self._worker: str | None = None
         self._worker_until = 0.0
         self._ask_at = 0.0
@@ -127,16 +128,16 @@ class Events:
             rows += [row for row in again if row.state not in ENDED_STATES]
             accounts = {row.account for row in rows if row.account is not None and row.state == QUEUED}
             known = load_known(connection, self._runtime.tables, accounts)
-            self._meet(next(iter(self._rows.running(connection)), None))
+            self._meet(self._rows.any_busy(connection))
         for row in (*ends, *(row for row in again if row.state in ENDED_STATES)):
             self._note_end(row)
         try:
             for row in rows:
-                self._tell(row, known.get(row.account, NOTHING))
+                self._say(row, known.get(row.account, NOTHING))
             if new:
                 self._newest = max(self._newest or 0, new[-1].order_no)
             self._ask(now)
-            self._tell_ends(now)
+            self._announce_ends(now)
         except Exception as error:  # noqa: BLE001 - whatever a transport raises: events are best effort
             logger.debug("events: the broker does not answer: %s", error)
             self._broker.close()
@@ -156,8 +157,8 @@ class Events:
             del self._tracked[number]  # deleted by retention
         return rows
 
-    def _tell(self, row: Any, known: Known) -> None:
-        """Tells of an operation that has not ended, where something has changed."""
+    def _say(self, row: Any, known: Known) -> None:
+        """Says what has changed of an operation that has not ended."""
         seen = self._tracked.get(row.order_no) or _Seen("", 0)
         text = words.waiting_text(row, known)
         if row.worker_losses > seen.worker_losses and row.state != RUNNING and row.worker is not None:
@@ -176,27 +177,32 @@ class Events:
         if end in self._ended:
             return
         _remember(self._ended, end)
-        if not words.told_by_worker(row) or row.order_no in self._retried:
+        if not words.by_worker(row) or row.order_no in self._retried:
             # A task-retried of ours that was late would stand in Flower for ever: it takes the place of any state.
-            self._is_untold(row, gone=bool(row.lost))
+            self._is_unannounced(row, gone=bool(row.lost))
         elif self._asks:
             self._unproven.add(row)
 
-    def _is_untold(self, row: Any, *, gone: bool) -> None:
-        self._untold[row.order_no] = _End(row, gone)
-        while len(self._untold) > TRACKED_MAX:
-            self._untold.popitem(last=False)
+    def _is_unannounced(self, row: Any, *, gone: bool) -> None:
+        self._unannounced[row.order_no] = _End(row, gone)
+        while len(self._unannounced) > TRACKED_MAX:
+            self._unannounced.popitem(last=False)
 
     def _ask(self, now: int) -> None:
         """Asks workers what rows do not tell: whether those with ends of late live, and who might speak."""
         if not self._asks or time.monotonic() < self._ask_at:
             return
         self._ask_at = time.monotonic() + ASK_EVERY_S
-        broker = self._broker
-        for end in self._unproven.judge(now, broker.lives, broker.any_worker, self._running):
-            self._is_untold(end.row, gone=end.gone)
-        if self._worker is None and self._untold:
-            self._meet(broker.any_worker())
+        workers = self._unproven.workers(now)
+        if workers:
+            lives = self._broker.lives(sorted(workers))
+            silent = workers - lives.keys()
+            self._answered = self._answered or bool(lives) or self._broker.any_worker() is not None
+            # While no worker ever has answered it may be that none can: then nothing can be told from that.
+            for end in self._unproven.judge(now, lives, self._busy(silent) if self._answered else silent):
+                self._is_unannounced(end.row, gone=end.gone)
+        if self._worker is None and self._unannounced:
+            self._meet(self._broker.any_worker())
 
     def _meet(self, worker: str | None) -> None:
         """Remembers a worker that lives, for a while: one that was killed must not seem alive again."""
@@ -205,13 +211,13 @@ class Events:
         elif time.monotonic() >= self._worker_until:
             self._worker = None
 
-    def _running(self, workers: Collection[str]) -> set[str]:
+    def _busy(self, workers: Collection[str]) -> set[str]:
         with self._runtime.database.reading() as connection:
-            return self._rows.running(connection, workers)
+            return self._rows.busy(connection, workers)
 
-    def _tell_ends(self, now: int) -> None:
-        for number, end in list(self._untold.items()):
-            row, by_worker = end.row, words.told_by_worker(end.row)
+    def _announce_ends(self, now: int) -> None:
+        for number, end in list(self._unannounced.items()):
+            row, by_worker = end.row, words.by_worker(end.row)
             if by_worker and row.ended_at > now - FLUSH_MS:
                 continue  # after the worker's own events
             if by_worker or (row.lost and row.worker):
@@ -221,10 +227,10 @@ class Events:
             elif end.hinted:
                 continue
             else:
-                self._broker.send(words.ended_untold(row))
+                self._broker.send(words.hint(row))
                 end.hinted = True
                 continue
-            del self._untold[number]
+            del self._unannounced[number]
 
 
 def _remember(memory: OrderedDict[Any, None], key: Any) -> None:

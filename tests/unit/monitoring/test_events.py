@@ -174,7 +174,7 @@ def test_a_cancelled_operation_waits_for_a_worker_that_may_speak_for_it(runtime:
     reader.living["celery@idle"] = Life(60.0, frozenset())
     reader.look()
     assert (reader.task("one").state, list(reader.state.workers)) == ("REVOKED", ["celery@idle"])
-    assert not reader.events._untold
+    assert not reader.events._unannounced
 
 
 def test_a_worker_that_lived_long_ago_does_not_speak(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
