@@ -246,15 +246,10 @@ def _resolve_limit(work: Work, settings: SemaphoreSettings) -> limits.LimitInFor
 def _allocate(work: Work, limit: int, settings: SemaphoreSettings) -> Allocation:
     state = work.state
     stopped: Reason | None = "new_epoch" if state.waits_for_epoch else "paused" if state.paused else None
-    declared = [client.declared for client in state.clients.values()]
-
-    def group_limit(group: str) -> int | None:
-        return limits.group_limit(state.account, group, state.group_limits, settings.rules.group_limits, declared)
-
     terms = Terms(
         limit=0 if stopped else limit,
         stopped=stopped,
-        group_limit=group_limit,
+        group_limit=lambda group: group_limit_in_force(state, group, settings),
         now_ms=work.now_ms,
         version=work.version,
         turn_ms=settings.turn_ms,

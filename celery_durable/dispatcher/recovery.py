@@ -46,9 +46,9 @@ class Recovery:
     ) -> None:
         self._app = app
         self._database = runtime.database
-        self._untold = Untold(runtime.tables)
         self._tables = runtime.tables
         self._statements = Recoveries(runtime.tables)
+        self._untold = Untold(runtime.tables)
         self._losses = Losses(
             runtime.tables,
             losses_max=runtime.settings.max_worker_losses,
@@ -80,16 +80,15 @@ class Recovery:
                 if one.account is not None and one.state not in PERMIT_STATES:
                     woken[one.account] = merge_declared(woken.get(one.account), one.declared)
             accounts.wake_declaring(connection, self._tables, woken)
-            self._untold.mark(connection, [one.id for one in moved if self._tells(one.state)])
+            if moved:
+                # A failure has errbacks perhaps, whatever the result backend is.
+                told_states = {FAILED, CANCELLED} if tells(self._app) else {FAILED}
+                self._untold.mark(connection, [one.id for one in moved if one.state in told_states])
         if woken:
             self._on_wakes()
         if any(one.state == ADMITTED for one in moved):
             self._on_admitted()
         return len(moved)
-
-    def _tells(self, state: str) -> bool:
-        # A failure has errbacks perhaps, whatever the result backend is.
-        return state == FAILED or (state == CANCELLED and tells(self._app))
 
     def _expire(self, connection: Connection) -> Sequence[Moved]:
         return self._statements.expire(connection, self._batch_max)

@@ -67,13 +67,8 @@ def fail(app: Any, run: Run, error: BaseException, traceback: str | None) -> str
 
     :raises AttemptRefused: the operation is no longer this attempt's.
     """
-    leave_body(run)
-    if run.state is not None:
-        return run.state
-    if run.stop is Stop.CANCELLED:
-        return cancel(app, run, Stop.CANCELLED.value)
-    if run.stop is not None:
-        return lose(app, run, run.stop.value)
+    if (state := _settled_or_stopped(app, run)) is not None:
+        return state
     if run.staged is not None:
         return retry(app, run, error, traceback)
     ending = failure(app, error, traceback)
@@ -88,13 +83,8 @@ def retry(app: Any, run: Run, error: BaseException | None, traceback: str | None
 
     :raises AttemptRefused: the operation is no longer this attempt's.
     """
-    leave_body(run)
-    if run.state is not None:
-        return run.state
-    if run.stop is Stop.CANCELLED:
-        return cancel(app, run, Stop.CANCELLED.value)
-    if run.stop is not None:
-        return lose(app, run, run.stop.value)
+    if (state := _settled_or_stopped(app, run)) is not None:
+        return state
     message = run.staged
     if message is None:
         unsent = RuntimeError(f"Retry was raised but not sent: use self.retry(); its cause was {error!r}")
@@ -203,6 +193,14 @@ def texts(app: Any, error: BaseException | None, traceback: str | None) -> Endin
         error=None if error is None else error_text(error, bytes_max=bytes_max),
         traceback=None if not traceback else bound_text(str(traceback), bytes_max=bytes_max),
     )
+
+
+def _settled_or_stopped(app: Any, run: Run) -> str | None:
+    """The state, if the attempt has settled before or was told to stop, which this settles then; None: neither."""
+    leave_body(run)
+    if run.state is not None or run.stop is None:
+        return run.state
+    return cancel(app, run, run.stop.value) if run.stop is Stop.CANCELLED else lose(app, run, run.stop.value)
 
 
 def _write(app: Any, run: Run, write: Callable[[Attempts], str]) -> str:
