@@ -136,7 +136,8 @@ def runs_of(events: Iterable[Event]) -> dict[str, list[Run]]:
             run.begun_ns, run.alive_ns = min(run.begun_ns, *beats[token]), max(beats[token])
     _mark_faults(list(runs.values()), events)
     found: dict[str, list[Run]] = defaultdict(list)
-    for run in runs.values():
+    # By attempt: a body that was frozen before it began may begin after its successor.
+    for run in sorted(runs.values(), key=lambda run: run.started.attempt):
         found[run.started.operation].append(run)
     return dict(found)
 
@@ -231,13 +232,14 @@ class _Check:
         for operation, runs in self._runs.items():
             for run, successor in itertools.zip_longest(runs, runs[1:]):
                 over_ns = run.over_ns
-                if successor is not None:
+                if successor is not None and successor.started.time_ns >= run.started.time_ns:
                     over_ns = min(over_ns, successor.started.time_ns)
                 silent_ns = run.alive_ns + self._timeout_ns
                 if run.frozen_at(silent_ns):
                     over_ns = min(over_ns, silent_ns)
-                yield run.started.time_ns, True, operation, run
-                yield max(over_ns, run.started.time_ns), False, operation, run
+                if over_ns > run.started.time_ns:
+                    yield run.started.time_ns, True, operation, run
+                    yield over_ns, False, operation, run
 
     # One operation
 

@@ -313,6 +313,18 @@ def test_a_worker_may_freeze_between_the_start_in_sql_and_the_body(scene: Scene)
     assert verdict.explained == {"freeze": 1}
 
 
+def test_a_body_may_begin_after_its_successor_has_ended_if_it_was_frozen_before(scene: Scene) -> None:
+    """At limit 1 it is not counted beside what has the permit by then."""
+    account = "shared:one~1"
+    scene.operation("late", (30.1, 30.2, "aborted"), (26, 27, "returned"), pids=(5, 6), account=account)
+    scene.events = [event for event in scene.events if not (isinstance(event, Beat) and event.token == "late-1")]
+    scene.events.append(Beat(operation="late", token="late-1", time_ns=ns(20)))
+    scene.operation("other", (29, 31, "returned"), account=account)
+    assert kinds(scene.check()) >= {"overlap", "bound", "unexplained"}
+    scene.fault("worker-freeze", 20.1, 30, pids=(5,))
+    assert not scene.check().violations
+
+
 def test_an_operation_that_was_left_behind_counts_once(scene: Scene) -> None:
     """At limit 1 its own successor is not above the limit; another operation is, until its timeout is over."""
     account = "shared:one~1"
