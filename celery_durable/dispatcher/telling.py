@@ -65,8 +65,10 @@ class Telling:
                 )
                 if failed == _FAILED_MAX:
                     break
-            else:
-                untold.remove(one.mark)
+                continue
+            except SystemExit:
+                logger.warning("operation %s has ended, and an errback of it raised SystemExit", one.mark.operation_id)
+            untold.remove(one.mark)
         with self._database.transaction("telling.told") as connection:
             self._untold.told(connection, [mark for mark in left if mark not in untold])
         return None if left else float("inf")
@@ -83,10 +85,13 @@ class Telling:
             return
         if meta["status"] == states.SUCCESS:
             backend.mark_as_done(operation_id, meta["result"], request)
-        elif meta["status"] == states.REVOKED:
-            backend.mark_as_revoked(operation_id, str(meta["result"]), request)
+            return
+        # As a worker's request decides: the backend itself looks at ignore_result only where all went well.
+        kept = not request.ignore_result or bool(getattr(task, "store_errors_even_if_ignored", False))
+        if meta["status"] == states.REVOKED:
+            backend.mark_as_revoked(operation_id, str(meta["result"]), request, store_result=kept)
         else:
-            backend.mark_as_failure(operation_id, meta["result"], meta["traceback"], request)
+            backend.mark_as_failure(operation_id, meta["result"], meta["traceback"], request, store_result=kept)
 
     def _request(self, ended: Ended) -> Context:
         """The request as the worker that ran it had it, as far as a backend looks at it."""

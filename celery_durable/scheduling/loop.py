@@ -84,7 +84,7 @@ class Loop:
             self._wake.clear()
             try:
                 due_s = self._step()
-            except Exception as error:  # noqa: BLE001 - one failing step must not end the process
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - nor may users' code that a step calls end its thread
                 logger.warning("%s: %s: %s; again in %.1f s", self.name, type(error).__name__, error, error_s)
                 self._stopping.wait(error_s)
                 error_s = min(self._error_pause_max_s, error_s * 2)

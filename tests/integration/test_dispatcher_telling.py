@@ -133,3 +133,32 @@ def test_retention_keeps_what_is_to_be_told(service: Service, app: Celery) -> No
     steps(Telling(app, service.runtime).step)
     steps(service.retention().step)
     assert service.count("operations") == 0
+
+
+def test_what_is_ignored_is_not_kept(service: Service, app: Celery, backend: Counting) -> None:
+    """C23: nor would a worker have had it kept."""
+    headers = {"task": "t", "ignore_result": True}
+    ignored = [ended(service, state=state, headers=headers) for state in ("succeeded", "failed", "cancelled")]
+    steps(Telling(app, service.runtime).step)
+    assert {backend.get_state(each) for each in ignored} == {"PENDING"}
+    assert service.count("untold") == 0
+
+
+def test_an_errback_that_exits_is_called_once_and_stops_no_other(
+    service: Service, app: Celery, backend: Counting
+) -> None:
+    """C23: Celery takes an Exception of an errback for told; ``sys.exit()`` ended the dispatcher's thread."""
+    called: list[str] = []
+
+    @app.task(shared=False, name="on_error")
+    def on_error(request: Any, error: Any, traceback: Any) -> None:
+        called.append(request.id)
+        raise SystemExit(3)
+
+    body = json.dumps([[], {}, {"errbacks": [on_error.s()]}]).encode()
+    exits = ended(service, state="failed", error="ValueError: no", body=body)
+    fine = ended(service)
+    steps(Telling(app, service.runtime).step)
+    assert called == [exits]
+    assert backend.get_state(fine) == "SUCCESS"
+    assert service.count("untold") == 0

@@ -126,3 +126,18 @@ def test_a_loop_that_does_not_end_in_time_is_named() -> None:
     assert stop_all([loop], 0.05) == ["test"]
     release.set()
     assert loop.join(DEADLINE_S)
+
+
+def test_a_step_that_exits_does_not_end_the_loop() -> None:
+    """Users' code runs in steps (signal handlers, errbacks): its ``sys.exit()`` would end the thread without a word."""
+    calls, again = itertools.count(), threading.Event()
+
+    def step() -> float:
+        if next(calls) == 0:
+            raise SystemExit(3)
+        again.set()
+        return IDLE
+
+    loop = looped(step)
+    assert again.wait(DEADLINE_S)
+    assert stop_all([loop], DEADLINE_S) == []
