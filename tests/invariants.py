@@ -88,6 +88,10 @@ class Invariants:
         """A batch begins where the last committed one of its partition ended: no other holder has committed between."""
         self._check("read once", offset >= expected, f"{partition}: offset {offset} was committed before ({expected})")
 
+    def noticed(self, epoch: int, expected: int) -> None:
+        """A holder whose database went back in time has begun a new epoch."""
+        self._check("noticed", epoch >= expected, f"epoch {epoch} of an old copy, which nobody noticed", expected > 0)
+
     def one_body(self, message: str, body: bytes) -> None:
         """One number of a sequence is one message, however often it is sent."""
         known = self._bodies.setdefault(message, body)

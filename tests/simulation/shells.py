@@ -254,8 +254,12 @@ class World:
             kind = document["type"] if document["type"] == "AccountReport" else "command"
             sender = f"{document['client_id']} {document.get('incarnation', '')} {kind} {document['seq']}"
             life = next((one.slot_life for one in self.services if one.client_id == document["client_id"]), 0)
-            if not any(one.is_clone for one in self.services):
+            if any(one.is_clone for one in self.services):
+                return
+            try:
                 self.invariants.one_body(f"{sender} of database life {life}", message.value)
+            except InvariantViolation as error:
+                self.broken = error
 
     def topic_is_whole(self) -> bool:
         """Whether a rebuild can know: of every service that may hold something, the topic has a report."""
