@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import click
 
 from celery_durable import spool
+from celery_durable.console import plainly
+from celery_durable.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-FAILED = 1
 LINES_MAX = 1_000_000
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -45,11 +46,7 @@ def _refuse_plainly() -> None:
     def find_app_plainly(*args: Any, **kwargs: Any) -> Any:
         try:
             return find_app(*args, **kwargs)
-        except Exception as error:
-            from celery_durable.errors import ConfigurationError
-
-            if not isinstance(error, ConfigurationError):
-                raise
+        except ConfigurationError as error:
             error.show()
             sys.exit(error.exit_code)
 
@@ -61,21 +58,12 @@ spool.register()  # for commands that load no durable task
 
 
 def _plainly(command: Callable[P, int | None]) -> Callable[P, None]:
-    """Turns errors by design into one line, and the returned number into the exit code."""
+    """As :func:`~celery_durable.console.plainly`, and turns the returned number into the exit code."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        from celery_durable.console import written_out
-        from celery_durable.errors import ConfigurationError, DurableError
-
-        try:
-            with written_out():
-                code = command(*args, **kwargs)
-        except ConfigurationError:
-            raise  # click prints it
-        except DurableError as error:
-            click.echo(f"Error: {' '.join(str(error).split())}", err=True)
-            sys.exit(FAILED)
+        with plainly():
+            code = command(*args, **kwargs)
         if code:
             sys.exit(code)
 

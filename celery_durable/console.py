@@ -1,4 +1,4 @@
-"""What both command lines do with their standard output."""
+"""What both command lines do with output and errors."""
 
 from __future__ import annotations
 
@@ -7,28 +7,37 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
-from celery_durable.errors import DurableError
+import click
 
+from celery_durable.errors import ConfigurationError, DurableError
+
+FAILED = 1
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
-class OutputError(DurableError):
-    """What a command prints cannot be written."""
-
-
 @contextmanager
-def written_out() -> Iterator[None]:
-    """Has everything written that the block prints. A reader that went away is left to click.
+def plainly() -> Iterator[None]:
+    """Has everything written that the block prints; an error by design is one line on stderr and exit code 1.
 
-    :raises OutputError: standard output takes no more.
+    Left to click: a :class:`ConfigurationError`, which is one line and exit code 2, and a reader that went away.
     """
     try:
         yield
         sys.stdout.flush()
+    except ConfigurationError:
+        raise
+    except DurableError as error:
+        _fail(str(error))
     except OSError as error:
         if error.errno not in _FULL:
             raise
         # Else Python tries once more at its end, and says so in several lines.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise OutputError(f"standard output: {os.strerror(error.errno)}: give it another file") from None
+        _fail(f"standard output: {os.strerror(error.errno)}: give it another file")
+
+
+def _fail(text: str) -> NoReturn:
+    click.echo(f"Error: {' '.join(text.split())}", err=True)
+    sys.exit(FAILED)

@@ -11,14 +11,13 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_durable.console import OutputError, written_out
+from celery_durable.console import plainly
 from celery_durable.errors import ConfigurationError
 from holder_service import settings as settings_module
-from holder_service.commands import CommandRefused
 from holder_service.settings import HolderSettings
 from holder_service.usage import Usage
 
@@ -31,16 +30,11 @@ _KAFKA_NEEDED = ("database_url", "kafka_bootstrap_servers")
 
 
 class _Group(click.Group):
-    """Prints what is wrong with the configuration in one line, and exits 2."""
+    """Prints what is wrong in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            with written_out():
-                return super().invoke(ctx)
-        except ConfigurationError as error:
-            _fail(error, 2)
-        except (CommandRefused, OutputError) as error:
-            _fail(error, 1)
+        with plainly():
+            return super().invoke(ctx)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -176,11 +170,6 @@ def _plain(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-def _fail(error: Exception, code: int) -> NoReturn:
-    click.echo(f"holder-service: {' '.join(str(error).split())}", err=True)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

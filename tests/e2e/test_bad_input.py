@@ -81,7 +81,7 @@ def shop(tmp_path: Path) -> Shop:
 def assert_refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
     """It exited 2, with one line that says it all."""
     assert done.returncode == 2, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "Error: " in line or "holder-service: " in line]
+    lines = [line for line in done.stderr.splitlines() if "Error: " in line]
     assert len(lines) == 1, done.stderr
     assert "Traceback" not in done.stderr
     for part in parts:
