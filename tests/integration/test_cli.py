@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from celery_durable.store.database import Database
+from celery_durable.store.migrations import REVISIONS
 from celery_durable.store.schema import build_tables
 from tests.harness import REPOSITORY
 
@@ -65,9 +66,11 @@ def test_every_command_has_help(shop: Path) -> None:
 
 def test_migrate_then_look(shop: Path) -> None:
     assert_one_line(durable(shop, "ps"), 2, "There are no tables in sqlite:///shop.sqlite3", "durable migrate")
-    done = durable(shop, "migrate")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "The tables durable_… are at revision 0001.\n", "")
-    assert durable(shop, "migrate", "--to", "0001").returncode == 0
+    at = "The tables durable_… are at revision {}.\n"
+    assert durable(shop, "migrate", "--to", "0001").stdout == at.format("0001")
+    for to in ((), ("--to", REVISIONS[-1])):
+        done = durable(shop, "migrate", *to)
+        assert (done.returncode, done.stdout, done.stderr) == (0, at.format(REVISIONS[-1]), "")
     assert_one_line(durable(shop, "migrate", "--to", "7"), 2, "--to 7", "use head or one of 0001")
     assert durable(shop, "ps").stdout == "No operations.\n"
     assert json.loads(durable(shop, "ps", "--json").stdout) == []
