@@ -167,7 +167,7 @@ class Ledger:
             topic, body = self._settings.replies_topic(reply.client_id), reply.to_bytes()
             outcome.staged.append(Staged(topic=topic, key=account, body=body, slot=REPLY_SLOT))
         for warning in decision.warnings:
-            logger.warning("account %r: %s", account, warning)
+            logger.warning("%s", warning)
         refused = [
             Unreadable(received, refusal.reason)
             for refusal in decision.refusals

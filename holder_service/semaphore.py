@@ -86,6 +86,7 @@ class Decision:
     """The account's commands changed: the new mirror for the limits topic, and for the table of limits, which
     outlives the account's row."""
     warnings: Sequence[str] = ()
+    """For the log; each names the account."""
 
 
 def new_account(account: str, epoch: int, mirror: LimitMirror | None = None) -> AccountState:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_durable.permits.messages import Pause, SetLimit
+from celery_durable.permits.messages import Forfeit, Pause, SetLimit
 from celery_durable.store import outbox
 from holder_service import ledger, semaphore, store
 from holder_service.store import VersionMoved
@@ -133,6 +133,21 @@ def test_a_limit_outlives_the_account_and_the_holder(quick_rig: Rig) -> None:
     assert usage.limit == 3
     client.command(Pause(client_id="ops", account="acme", seq=1))
     holder.until(lambda: (usage := rig.usage("acme")) and usage.paused, "the pause")
+
+
+def test_a_forfeit_is_logged_with_its_account(quick_rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """Design, section 8: who forfeited which client of which account, and why."""
+    rig = quick_rig
+    holder, client = rig.holder().serving(), rig.client("billing")
+    client.report("acme", waiting=1)
+    served(holder, client, "acme")
+    usage = rig.usage("acme")
+    assert usage is not None
+    given = {"epoch": usage.epoch, "version": usage.version}
+    client.command(Forfeit(client_id="ops", account="acme", seq=1, client="billing", **given, by="kim", why="gone"))
+    holder.until(lambda: (usage := rig.usage("acme")) and usage.footprint == 0, "the forfeit")
+    (said,) = [record.getMessage() for record in caplog.records if "forfeited" in record.getMessage()]
+    assert said.startswith("account 'acme': client 'billing' is forfeited by 'kim' (gone): ")
 
 
 def test_a_reply_that_nobody_answers_is_repeated_without_any_message(quick_rig: Rig) -> None:
