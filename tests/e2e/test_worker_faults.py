@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -149,12 +148,9 @@ def test_sqlite_locked(make_rig: MakeRig) -> None:
     flag = rig.flag("go")
     operation_id = rig.call("wait", str(flag))
     rig.started(operation_id)
-    lock = sqlite3.connect(rig.runtime.database.url.database or "", isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    flag.touch()
-    time.sleep(3)  # the fault itself
-    lock.execute("COMMIT")
-    lock.close()
+    with rig.locked():
+        flag.touch()
+        time.sleep(3)  # the fault itself
     row = rig.ended(operation_id)
     assert row.state == "succeeded"
     assert rig.runs(operation_id) - 1 == row.worker_losses == len(rig.history(operation_id))
@@ -168,15 +164,10 @@ def test_cut_off_from_the_database_it_stops_in_time(make_rig: MakeRig) -> None:
     operation_id = rig.call("sleep", 60)
     rig.started(operation_id)
     alive_until = rig.row(operation_id).alive_until
-    lock = sqlite3.connect(rig.runtime.database.url.database or "", isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    try:
+    with rig.locked():
         wait_until(lambda: rig.records(operation_id, "stopped"), 10, what="stop")
         assert rig.row(operation_id).alive_until >= alive_until
         assert rig.row(operation_id).alive_until > time.time() * 1000 - 200
-    finally:
-        lock.execute("COMMIT")
-        lock.close()
     rig.started(operation_id, 2)
     assert rig.history(operation_id) == ["lost"]
     assert rig.row(operation_id).worker_losses == 1
@@ -190,13 +181,8 @@ def test_a_stop_costs_no_retry_of_celerys(make_rig: MakeRig) -> None:
     flag = rig.flag("go")
     operation_id = rig.call("eager_to_retry", str(flag))
     rig.started(operation_id)
-    lock = sqlite3.connect(rig.runtime.database.url.database or "", isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    try:
+    with rig.locked():
         wait_until(lambda: rig.records(operation_id, "stopped"), 10, what="stop")
-    finally:
-        lock.execute("COMMIT")
-        lock.close()
     rig.started(operation_id, 2)
     flag.touch()
     row = rig.ended(operation_id)

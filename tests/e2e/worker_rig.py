@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,17 @@ class Rig:
         """Waits until its body has started so often; returns the newest start."""
         wait_until(lambda: self.runs(operation_id) >= count, what=f"start of {operation_id}")
         return self.records(operation_id, "start")[-1]
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Somebody else holds SQLite's write lock."""
+        lock = sqlite3.connect(self.runtime.database.url.database or "", isolation_level=None)
+        lock.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            lock.execute("COMMIT")
+            lock.close()
 
     def logs(self) -> str:
         """What the workers wrote."""

@@ -33,13 +33,6 @@ class Counting(CacheBackend):  # type: ignore[misc]
 
 
 @pytest.fixture
-def service(database_url: str) -> Iterator[Service]:
-    service = Service(database_url)
-    yield service
-    service.close()
-
-
-@pytest.fixture
 def app(service: Service) -> Iterator[Celery]:
     app = Celery("billing", broker="memory://", set_as_current=False)
     url = service.runtime.settings.database_url.get_secret_value()
