@@ -58,6 +58,8 @@ CELERY_STATES = {
 }
 """How each state of an operation looks from Celery (design, section 6)."""
 
+UNKNOWN_S = 10.0
+"""Who waits for an operation that is still not there after so long is told."""
 _FIRST_POLL_S = 0.02
 _ATTRIBUTE = "_celery_durable_backend"
 
@@ -105,13 +107,20 @@ class DurableBackend(BaseBackend):
         """
         self._ensure_not_eager()
         deadline = None if timeout is None else time.monotonic() + timeout
-        nap_s = min(_FIRST_POLL_S, interval)
+        nap_s, unknown_at = min(_FIRST_POLL_S, interval), time.monotonic() + UNKNOWN_S
         while True:
             state = self._committed_state(task_id)
             if state in ENDED_STATES:
                 return cast(dict[str, Any], self.get_task_meta(task_id))
             if state is None and transactions.in_callers_transaction() and self.read(task_id) is not None:
                 raise RuntimeError(f"operation {task_id} is not committed yet: wait for it after its transaction")
+            if state is None and time.monotonic() >= unknown_at:
+                unknown_at = float("inf")
+                logger.warning(
+                    "Waiting for %s: this service's database has no such operation; it is not committed yet, was "
+                    "deleted after its retention, or is a plain task, whose result durable:// does not keep",
+                    task_id,
+                )
             if on_interval:
                 on_interval()
             left_s = float("inf") if deadline is None else deadline - time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ class _Use:
 
     target: Session | Connection
     outer: _Use | None
+    owner: tuple[int, object]
     open: bool = True
     """Not left yet, nor ended for one that never leaves it."""
 
@@ -47,7 +50,7 @@ def using(target: Target) -> Iterator[None]:
     :param target: a SQLAlchemy ``Session``, ``scoped_session`` or ``Connection`` on the service's own database.
     :raises EnqueueError: it is something else.
     """
-    use = _Use(_accept(target), _in_force())
+    use = _Use(_accept(target), _in_force(), _owner())
     _entered.set(use)
     try:
         yield
@@ -68,9 +71,22 @@ def end_left_over() -> bool:
 
 def _in_force() -> _Use | None:
     use = _entered.get()
-    while use is not None and not use.open:
+    if use is None:
+        return None
+    # A task that asyncio starts, or a thread of its ``to_thread``, has a copy of what was set here.
+    owner = _owner()
+    while use is not None and not (use.open and use.owner == owner):
         use = use.outer
     return use
+
+
+def _owner() -> tuple[int, object]:
+    """The thread, and the asyncio task that runs in it."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident(), task
 
 
 def _target() -> Session | Connection | None:

@@ -108,6 +108,19 @@ def test_an_unknown_id_is_pending_as_in_celery(shop: Service) -> None:
     assert result.cancel() == "unknown"
 
 
+def test_who_waits_for_an_unknown_id_is_told_once(
+    shop: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in Celery it may wait for ever, but not silently; for one that is there nothing is said."""
+    monkeypatch.setattr("celery_durable.results.UNKNOWN_S", 0)
+    known = shop.plain.delay()
+    for result in (known, shop.plain.AsyncResult("never-enqueued")):
+        with pytest.raises(TimeoutError):
+            result.get(timeout=0.1)
+    assert caplog.text.count("Waiting for never-enqueued: this service's database has no such operation") == 1
+    assert known.id not in caplog.text
+
+
 @pytest.mark.parametrize("wrong", [5, "a\0b", "\ud800", b"x", "x" * 100_000])
 def test_an_id_that_no_operation_can_have_is_unknown(shop: Service, wrong: Any) -> None:
     """An ID may come from outside: it is never an error of the database, least of all in the caller's transaction."""

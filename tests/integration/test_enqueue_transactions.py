@@ -130,6 +130,17 @@ def test_it_holds_for_its_own_thread_and_asyncio_task(shop: Service) -> None:
 
     assert asyncio.run(both()) == (False, True)
 
+    async def started_inside() -> tuple[bool, bool, bool]:
+        in_force = celery_durable.transactions.in_callers_transaction
+
+        async def elsewhere() -> bool:
+            return in_force()
+
+        with shop.runtime.database.engine.connect() as connection, using(connection):
+            return await asyncio.create_task(elsewhere()), await asyncio.to_thread(in_force), in_force()
+
+    assert asyncio.run(started_inside()) == (False, False, True)
+
 
 @pytest.mark.parametrize(
     ("target", "says"),
