@@ -34,6 +34,8 @@ class Work:
     changed: bool = False
     mirror_changed: bool = False
     declared_changed: bool = False
+    commands_bytes: int | None = None
+    """Of the names of what was commanded so far; measured when it is asked for, once."""
     answer: dict[str, None] = field(default_factory=dict)
     """The clients that are to be answered, in order."""
     refusals: list[Refusal] = field(default_factory=list)
@@ -177,19 +179,22 @@ def _take_command(work: Work, command: Command) -> None:
     key = _command_key(command)
     if command.seq <= state.seqs.get(key, -1):
         return
-    if isinstance(command, SetLimit) and command.group is not None and key not in state.seqs:
-        # Twice: a group is named by its number, and again by its limit, now or later.
-        size = 2 * sum(map(_bytes_of, (*state.seqs, key)))
-        if size > COMMANDS_BYTES_MAX:
+    if key not in state.seqs:
+        if work.commands_bytes is None:
+            work.commands_bytes = sum(map(_bytes_of, state.seqs))
+        size = work.commands_bytes + _bytes_of(key)
+        if isinstance(command, SetLimit) and command.group is not None and size > COMMANDS_BYTES_MAX:
             _refuse_group(work, command, size)
             return
+        work.commands_bytes = size
     work.changed = work.mirror_changed = True
     state = replace(state, seqs={**state.seqs, key: command.seq})
     if isinstance(command, SetLimit):
         if command.group is None:
             state = replace(state, limit=command.limit)
         else:
-            limits = {group: limit for group, limit in state.group_limits.items() if group != command.group}
+            limits = dict(state.group_limits)
+            limits.pop(command.group, None)
             if command.limit is not None:
                 limits[command.group] = command.limit
             state = replace(state, group_limits=limits)
@@ -201,7 +206,8 @@ def _take_command(work: Work, command: Command) -> None:
 
 
 def _bytes_of(name: str) -> int:
-    return len(json.dumps(name, ensure_ascii=False).encode()) + _NUMBER_BYTES
+    # Twice: a group is named by its number, and again by its limit, now or later.
+    return 2 * (len(json.dumps(name, ensure_ascii=False).encode()) + _NUMBER_BYTES)
 
 
 def _refuse_group(work: Work, command: SetLimit, size: int) -> None:
