@@ -167,8 +167,9 @@ class _Run:
 
     def _take(self) -> None:
         present = self._present
-        # What an unfinished rebuild sent might be acknowledged already, by the time that this one reads.
-        epoch = present.epoch if present.rebuild is None else max(present.now_ms, present.epoch + 1)
+        # A new one each time: what an unfinished rebuild sent might be acknowledged already by the time that this one
+        # reads, and an old copy may have been made at just this point of a life that went on.
+        epoch = max(present.now_ms, present.epoch + 1)
         with self._database.transaction("rebuild.take") as connection:
             self._present = life.change(connection, self._tables, present, epoch=epoch, rebuild=self._progress)
 

@@ -134,6 +134,24 @@ def test_a_database_that_is_lost_twice_before_anyone_acknowledged(rig: Rig) -> N
     assert first.group("acme").in_use + second.group("acme").in_use == 3
 
 
+def test_an_old_copy_of_the_moment_in_which_a_rebuild_began_gets_an_epoch_of_its_own(rig: Rig) -> None:
+    """Case A18: the life that went on from it has given permits under the epoch that the copy names, of which nobody's
+    acknowledgement is in the topic yet."""
+    client = rig.client("billing")
+    rig.restore(LOST)
+    with rig.database.transaction() as connection:
+        life.begin(connection, rig.tables, "rebuilding")
+    backup = rig.snapshot()
+    holder = rig.holder().serving()
+    client.report("acme", waiting=1)
+    holder.until(lambda: any(group.permits for reply in client.pump() for group in reply.groups), "a lease")
+    epoch = present_life(rig).epoch
+    holder.crash()
+    rig.restore(backup)
+    rig.holder().serving()
+    assert present_life(rig).epoch > epoch
+
+
 def test_the_operator_ends_the_wait_for_a_client_that_will_not_come(rig: Rig) -> None:
     """Design, section 8: `holder-service go`."""
     holder = rig.holder().serving()
