@@ -79,6 +79,8 @@ class Checks:
         self.views: dict[str, ServiceView] = {}
         self.exempt: set[tuple[str, str]] = set()
         self.lax: dict[tuple[str, str], Lax] = {}
+        self.forfeited: set[tuple[str, str, str]] = set()
+        """What operators commanded: account, client, incarnation."""
         self.states: dict[str, AccountState] = {}
         self.phase: str | None = None
         self.epoch = 0
@@ -253,7 +255,14 @@ class Checks:
         for name, client in state.clients.items():
             old = None if before is None else before.clients.get(name)
             for service in self.world.services:
-                if service.client_id != name or service.incarnation() != client.incarnation:
+                if service.client_id != name:
+                    continue
+                incarnation = service.incarnation()
+                if incarnation != client.incarnation:
+                    # Another one has its place already, if one batch, or a rebuild, read both.
+                    if (state.account, name, incarnation) in self.forfeited:
+                        self.forfeited.discard((state.account, name, incarnation))
+                        self.except_service(service, state.account, Lax((state.epoch, state.version)))
                     continue
                 if client.forfeited and not (old is not None and old.forfeited):
                     position = (state.epoch, state.version)

@@ -205,15 +205,16 @@ class Faults:
         """The topic is deleted and made again. Kafka may forget what its group committed, or not."""
         world = self.world
         world.note("fault", name, "is made anew")
-        world.bus.create(name, self.rng.choice((1, 2)))
-        # Without it nobody could tell that the holder's database went back a moment ago.
-        unnoticed = world.checks.trusted_epoch > world.checks.epoch
-        keeps = (unnoticed or self.rng.random() < 0.5) if witness is None else witness
-        for group in world.groups_of_kafka.of.values():
-            if group.topic == name:
-                if not keeps:
-                    group.committed.clear()
-                world.groups_of_kafka.rebalance(group)
+        groups = [group for group in world.groups_of_kafka.of.values() if group.topic == name]
+        # Without it nobody could tell that the holder's database was lost, or went back, a moment ago.
+        keeps = (not world.checks.is_sure or self.rng.random() < 0.5) if witness is None else witness
+        read = [number for group in groups for number in group.committed] if keeps else []
+        # Nobody asks for what was committed of partitions that are no more; Kafka forgets it.
+        world.bus.create(name, max([self.rng.choice((1, 2)), *(number + 1 for number in read)]))
+        for group in groups:
+            if not keeps:
+                group.committed.clear()
+            world.groups_of_kafka.rebalance(group)
 
     def _trim(self) -> bool:
         name = self.rng.choice(self._topics())

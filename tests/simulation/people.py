@@ -71,6 +71,7 @@ class People:
         """An operator frees what a client holds, as the holder's command line shows it."""
         state, sender = self.world.checks.states.get(account), self.sender()
         if state is not None and sender is not None:
+            self.world.checks.forfeited.add((account, client_id, state.clients[client_id].incarnation))
             sender.command(commands.forfeit, account, client_id, epoch=state.epoch, version=state.version)
 
     def forfeit_living(self) -> bool:
