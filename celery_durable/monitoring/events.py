@@ -112,6 +112,7 @@ class Events:
         self._ended: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._retried: OrderedDict[int, None] = OrderedDict()
         self._unannounced: OrderedDict[int, _End] = OrderedDict()
+        self._without_worker: OrderedDict[int, _End] = OrderedDict()
         self._unproven = Unproven(TRACKED_MAX)
         self._answered = False
         self._worker: str | None = None
@@ -184,9 +185,8 @@ class Events:
             self._unproven.add(row)
 
     def _is_unannounced(self, row: Any, *, gone: bool) -> None:
-        self._unannounced[row.order_no] = _End(row, gone)
-        while len(self._unannounced) > TRACKED_MAX:
-            self._unannounced.popitem(last=False)
+        self._without_worker.pop(row.order_no, None)
+        _keep(self._unannounced, row.order_no, _End(row, gone))
 
     def _ask(self, now: int) -> None:
         """Asks workers what rows do not tell: whether those with ends of late live, and who might speak."""
@@ -201,7 +201,7 @@ class Events:
             # While no worker ever has answered it may be that none can: then nothing can be told from that.
             for end in self._unproven.judge(now, lives, self._busy(silent) if self._answered else silent):
                 self._is_unannounced(end.row, gone=end.gone)
-        if self._worker is None and self._unannounced:
+        if self._worker is None and (self._unannounced or self._without_worker):
             self._meet(self._broker.any_worker())
 
     def _meet(self, worker: str | None) -> None:
@@ -216,6 +216,9 @@ class Events:
             return self._rows.busy(connection, workers)
 
     def _announce_ends(self, now: int) -> None:
+        if self._worker is not None and self._without_worker:
+            self._unannounced.update(self._without_worker)
+            self._without_worker.clear()
         for number, end in list(self._unannounced.items()):
             row, by_worker = end.row, words.by_worker(end.row)
             if by_worker and row.ended_at > now - FLUSH_MS:
@@ -224,13 +227,18 @@ class Events:
                 self._broker.send(words.ended(row, row.worker, gone=end.gone))
             elif (worker := self._worker or row.worker) is not None:
                 self._broker.send(words.ended(row, worker, gone=self._worker is None))
-            elif end.hinted:
-                continue
             else:
-                self._broker.send(words.hint(row))
-                end.hinted = True
-                continue
+                if not end.hinted:
+                    self._broker.send(words.hint(row))
+                    end.hinted = True
+                _keep(self._without_worker, number, end)
             del self._unannounced[number]
+
+
+def _keep(memory: OrderedDict[int, _End], number: int, end: _End) -> None:
+    memory[number] = end
+    while len(memory) > TRACKED_MAX:
+        memory.popitem(last=False)
 
 
 def _remember(memory: OrderedDict[Any, None], key: Any) -> None:

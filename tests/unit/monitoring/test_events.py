@@ -10,6 +10,7 @@ from celery import Celery
 from celery.events.state import State
 from sqlalchemy import delete, insert, update
 
+from celery_durable.monitoring import event_words as words
 from celery_durable.monitoring import events
 from celery_durable.monitoring.event_words import Event
 from celery_durable.monitoring.unproven import Life
@@ -175,6 +176,20 @@ def test_a_cancelled_operation_waits_for_a_worker_that_may_speak_for_it(runtime:
     reader.look()
     assert (reader.task("one").state, list(reader.state.workers)) == ("REVOKED", ["celery@idle"])
     assert not reader.events._unannounced
+    assert not reader.events._without_worker
+
+
+def test_ends_that_wait_for_a_worker_cost_nothing(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 of them, looked at every second, took a dispatcher without workers 3 % of a core."""
+    reader = Reader(runtime)
+    add(runtime, "one", "queued")
+    reader.events.step()
+    end(runtime, "one", "cancelled", error="not wanted")
+    reader.events.step()
+    judged: list[Any] = []
+    monkeypatch.setattr(words, "by_worker", lambda row: judged.append(row.id))
+    reader.events.step()
+    assert not judged
 
 
 def test_a_worker_that_lived_long_ago_does_not_speak(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
