@@ -16,7 +16,7 @@ from typing import Self
 
 import psycopg
 
-from tests.services.process import ServerProcess, ServiceUnavailable, free_port
+from tests.services.process import ServerProcess, ServiceUnavailable, free_port, guarded
 from tests.services.server import LocalServer
 
 _SETTINGS = {
@@ -45,6 +45,7 @@ class PostgreSQL(LocalServer):
         self._settings = {**_SETTINGS, **(settings or {})}
         self._user = "postgres" if os.geteuid() == 0 else None
         self._binaries = _find_binaries()
+        guarded(self._user)
         self._folder = Path(tempfile.mkdtemp(prefix="celery-durable-postgresql-"))
         self._data = self._folder / "data"
         options = [word for name, value in self._settings.items() for word in ("-c", f"{name}={value}")]

@@ -81,7 +81,7 @@ class ServerProcess:
         cwd: Path | None = None,
         user: str | None = None,
     ) -> None:
-        self.command = [*_guarded(user), *command]
+        self.command = [*guarded(user), *command]
         self.log = log
         self._env = None if env is None else {**os.environ, **env}
         self._cwd = cwd
@@ -183,7 +183,11 @@ class ServerProcess:
         self.stop()
 
 
-def _guarded(user: str | None) -> list[str]:
+def guarded(user: str | None) -> list[str]:
+    """What to put before a command so that it runs as ``user`` and ends with its parent.
+
+    :raises ServiceUnavailable: root cannot become ``user`` here.
+    """
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         if user is not None and os.geteuid() == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,6 +103,7 @@ def test_a_missing_service_skips_and_on_ci_fails(monkeypatch: pytest.MonkeyPatch
         unavailable(ServiceUnavailable("no redis-server"))
 
 
+@pytest.mark.usefixtures("own_redis")
 def test_a_shared_server_ends_with_its_last_user(tmp_path: Path) -> None:
     with shared("redis", tmp_path) as first:
         with shared("redis", tmp_path) as second:
@@ -113,6 +115,7 @@ def test_a_shared_server_ends_with_its_last_user(tmp_path: Path) -> None:
         assert third["keeper"] != first["keeper"]
 
 
+@pytest.mark.usefixtures("own_redis")
 def test_a_killed_user_leaves_no_shared_server(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path; from tests.services.shared import shared\n"
@@ -132,11 +135,12 @@ def test_a_server_that_ends_at_once_shows_its_log(tmp_path: Path) -> None:
         process.start().until(lambda: False, 30)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv, by which a server ends with its test")
 def test_a_server_dies_with_a_killed_test(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path; from tests.services import ServerProcess\n"
-        "print(ServerProcess(['sleep', '600'], log=Path(sys.argv[1]) / 'log').start().pid, flush=True)\n"
+        "command = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "print(ServerProcess(command, log=Path(sys.argv[1]) / 'log').start().pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run(
