@@ -16,6 +16,7 @@ says by then: an owner whose transaction failed has nothing to undo. All methods
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 DROPPED_S = 0.2
 """How long a dropped partition rests before it is opened again, in seconds."""
+CLOSE_S = 10.0
+"""How long leaving the group may take, in seconds. librdkafka's own close has no deadline, and was seen to wait for
+ever; the group goes on without a member that was left behind after its session timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +225,15 @@ class PartitionReader:
         self._tell_closed(session, list(session.open))
         session.open.clear()
         session.closed.clear()
+        closing = threading.Thread(target=self._leave, args=(session.consumer,), name="consumer-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            logger.warning("%s: the consumer did not close within %g s: left behind", self._topic, CLOSE_S)
+
+    def _leave(self, consumer: Consumer) -> None:
         try:
-            session.consumer.close()
+            consumer.close()
         except (KafkaException, RuntimeError) as error:
             logger.warning("%s: closing the consumer: %s", self._topic, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -302,6 +303,28 @@ def test_kafka_away_at_the_start_is_an_error_and_nothing_more(tables: Tables) ->
             with pytest.raises(KafkaException):
                 owner.step()
     owner.reader.close()
+
+
+def test_a_consumer_that_never_closes_is_left_behind(
+    classic: KafkaSettings, tables: Tables, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """librdkafka's close may wait for ever: whoever ends must not."""
+    at_last = threading.Event()
+
+    class Stuck(Consumer):
+        def close(self) -> None:
+            assert at_last.wait(60)
+            super().close()
+
+    monkeypatch.setattr("celery_durable.kafka.client.Consumer", Stuck)
+    monkeypatch.setattr(consumer_module, "CLOSE_S", 0.2)
+    owner = Owner(classic, tables, TOPIC)
+    owner.join(4)
+    with within(30, "the end of a close that takes 60 s"):
+        owner.reader.close()
+    assert "left behind" in caplog.text
+    at_last.set()
+    wait_until(lambda: all(thread.name != "consumer-close" for thread in threading.enumerate()))
 
 
 def test_read_to_end(classic: KafkaSettings) -> None:
