@@ -10,7 +10,7 @@ What a message changes is in ``intake.py``, what counts against the limit in ``f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from celery_durable.permits import limits
@@ -222,10 +222,12 @@ def limit_in_force(state: AccountState, settings: SemaphoreSettings) -> limits.L
     return limits.account_limit(state.account, state.limit, settings.rules.accounts, declared)
 
 
-def group_limit_in_force(state: AccountState, group: str, settings: SemaphoreSettings) -> int | None:
-    """The limit of one group, in the same way; None: it has none."""
+def group_limits_in_force(state: AccountState, settings: SemaphoreSettings) -> Callable[[str], int | None]:
+    """Tells the limit of a group, in the same way; None: it has none."""
     declared = [client.declared for client in state.clients.values()]
-    return limits.group_limit(state.account, group, state.group_limits, settings.rules.group_limits, declared)
+    return lambda group: limits.group_limit(
+        state.account, group, state.group_limits, settings.rules.group_limits, declared
+    )
 
 
 def _resolve_limit(work: Work, settings: SemaphoreSettings) -> limits.LimitInForce:
@@ -250,7 +252,7 @@ def _allocate(work: Work, limit: int, settings: SemaphoreSettings) -> Allocation
     terms = Terms(
         limit=0 if stopped else limit,
         stopped=stopped,
-        group_limit=lambda group: group_limit_in_force(state, group, settings),
+        group_limit=group_limits_in_force(state, settings),
         now_ms=work.now_ms,
         version=work.version,
         turn_ms=settings.turn_ms,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holder_service.account import AccountState
 from holder_service.footprint import footprint, wants_ack
-from holder_service.semaphore import SemaphoreSettings, group_limit_in_force, limit_in_force
+from holder_service.semaphore import SemaphoreSettings, group_limits_in_force, limit_in_force
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ def of(state: AccountState, now_ms: int, settings: SemaphoreSettings) -> Usage:
 
 def _groups(state: AccountState, settings: SemaphoreSettings) -> list[GroupUsage]:
     names = {group for client in state.clients.values() for group in client.pairs} | state.group_limits.keys()
-    found = []
+    found, limit_of = [], group_limits_in_force(state, settings)
     for name in sorted(names):
-        limit = group_limit_in_force(state, name, settings)
+        limit = limit_of(name)
         if not name and limit is None:
             continue
         pairs = [(client, client.pairs[name]) for client in state.clients.values() if name in client.pairs]

@@ -12,12 +12,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from celery_durable.permits import limits
 from celery_durable.permits.messages import MAX_INT
 from celery_durable.store.schema import ENDED_STATES, PERMIT_STATES, RUNNING, WAITING_STATES
 from holder_service.account import AccountState
 from holder_service.footprint import footprint
-from holder_service.semaphore import limit_in_force
+from holder_service.semaphore import group_limits_in_force, limit_in_force
 from tests.invariants import InvariantViolation, Pair
 from tests.simulation.databases import holder_slot
 from tests.simulation.services import Service
@@ -291,9 +290,9 @@ class Checks:
             footprints = self.footprints(state)
             fits = sure and sum(footprints.values()) <= limit
             self.allowed[account] = limit if fits else max(self.allowed.get(account, 0), limit)
-            declared = [client.declared for client in state.clients.values()]
+            limit_of = group_limits_in_force(state, settings)
             for group in self.world.groups:
-                of_group = limits.group_limit(account, group, state.group_limits, settings.rules.group_limits, declared)
+                of_group = limit_of(group)
                 bound = MAX_INT if of_group is None else of_group
                 given = sum(count for (_, name), count in footprints.items() if name == group)
                 known = self.allowed_groups.get((account, group), 0)

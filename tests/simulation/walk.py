@@ -334,11 +334,9 @@ class Walk:
         footprints = self.holder.footprints()
         fits = sure and sum(footprints.values()) <= limit
         self.allowed = limit if fits else max(self.allowed, limit)
-        declared = [client.declared for client in state.clients.values()]
+        limit_of = semaphore.group_limits_in_force(state, settings)
         for group in self.groups:
-            of_group = semaphore.limits.group_limit(
-                ACCOUNT, group, state.group_limits, settings.rules.group_limits, declared
-            )
+            of_group = limit_of(group)
             bound = MAX_INT if of_group is None else of_group
             given = sum(count for (_, name), count in footprints.items() if name == group)
             before = self.allowed_groups.get(group, 0)
