@@ -292,8 +292,12 @@ class DurableAsyncResult(AsyncResult, Generic[R]):
 def tells(app: Celery) -> bool:
     """Whether a result backend of the app's own, or of one of its tasks, is told how operations end."""
     own = (getattr(task, "_backend", None) for task in app.tasks.values())
-    silent = (DurableBackend, DisabledBackend)
-    return any(backend is not None and not isinstance(backend, silent) for backend in (app.backend, *own))
+    return any(keeps(backend) for backend in (app.backend, *own))
+
+
+def keeps(backend: Any) -> bool:
+    """Whether this is a result backend of an app's or a task's own, which keeps what it is told."""
+    return backend is not None and not isinstance(backend, DurableBackend | DisabledBackend)
 
 
 def durable_backend(app: Celery) -> DurableBackend:

@@ -16,7 +16,7 @@ from celery.app.task import Context
 from celery.backends.base import KeyValueStoreBackend
 from kombu.serialization import loads, prepare_accept_content
 
-from celery_durable.results import DurableBackend, durable_backend
+from celery_durable.results import durable_backend, keeps
 from celery_durable.runtime import Runtime
 from celery_durable.store.untold import Ended, Untold
 from celery_durable.worker.backend import SettlingBackend
@@ -115,7 +115,7 @@ class Telling:
 def _has_it(backend: Any, operation_id: str, request: Context) -> bool:
     """Whether the backend has this end already, and would count a chord's member twice."""
     target = backend.forward_to if isinstance(backend, SettlingBackend) else backend
-    if target is None or isinstance(target, DurableBackend) or not request.chord:
+    if not keeps(target) or not request.chord:
         return False
     by_increments = getattr(type(target), "on_chord_part_return", None) is KeyValueStoreBackend.on_chord_part_return
     return by_increments and target.get_state(operation_id) in states.READY_STATES

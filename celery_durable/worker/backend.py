@@ -11,12 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import states
-from celery.backends.base import DisabledBackend
 from celery.utils.log import get_logger
 
 from celery_durable.crashpoints import crashpoint
 from celery_durable.message import GENERATION_HEADER, RUN_HEADER
-from celery_durable.results import DurableBackend
+from celery_durable.results import DurableBackend, keeps
 from celery_durable.store.schema import CANCELLED, FAILED, RETRYING, SCHEDULED, SUCCEEDED
 from celery_durable.store.untold import Mark
 from celery_durable.worker import runs, settle
@@ -43,8 +42,7 @@ class SettlingBackend(DurableBackend):
     @property
     def tells(self) -> bool:
         """Whether there is such a backend, and it keeps what it is told."""
-        target = self.forward_to
-        return target is not None and not isinstance(target, DisabledBackend)
+        return keeps(self.forward_to)
 
     def mark_as_done(
         self, task_id: str, result: Any, request: Any = None, store_result: bool = True, state: str = states.SUCCESS
