@@ -21,7 +21,6 @@ from celery_durable.runtime import Runtime, runtime_of
 from celery_durable.scheduling.loop import Loop, Step, stop_all
 from celery_durable.scheduling.signals import signals_set
 from celery_durable.store import migrate
-from celery_durable.store.accounts import client_identity
 from celery_durable.store.admission import Admitted
 from celery_durable.store.watch import Watch
 
@@ -191,5 +190,3 @@ def _check(runtime: Runtime) -> None:
             "CELERY_DURABLE_KAFKA_BOOTSTRAP_SERVERS=host:port, or use `durable up`, which brings its own"
         )
     migrate.check(runtime.database, runtime.tables)
-    with runtime.database.transaction("dispatcher.identify") as connection:
-        client_identity(connection, runtime.tables, settings.client_id)
