@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 from celery_durable.store.schema import SUCCEEDED
 from tests.crashing.orders import Orders
 from tests.e2e.observe import History, holder_rows, in_use, operation, outbox_depth
-from tests.harness import Process, Service, wait_until
+from tests.harness import EMBEDDED, REAL, Process, Service, wait_until
 
 DEADLINE_S = 90.0
 
@@ -30,6 +32,14 @@ class Expected:
     def of(cls, *results: Any, state: str = SUCCEEDED, runs: int = 1) -> Expected:
         """Of what the tasks' calls returned."""
         return cls([result.id for result in results], state, runs)
+
+
+def on_stacks(points: Sequence[str], *, also_real: Collection[str]) -> pytest.MarkDecorator:
+    """Tries each point on a stack that its module's tests share: embedded, and real at the places ``also_real``."""
+    real = (pytest.mark.postgresql, pytest.mark.kafka, pytest.mark.redis)
+    params = [pytest.param(EMBEDDED, point) for point in points]
+    params += [pytest.param(REAL, point, marks=real) for point in points if point.rpartition(".")[0] in also_real]
+    return pytest.mark.parametrize(("module_stack", "point"), params, indirect=["module_stack"], scope="module")
 
 
 def dies(process: Process, orders: Orders, point: str) -> None:

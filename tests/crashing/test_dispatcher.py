@@ -19,7 +19,7 @@ from tests.crashing.conftest import SESSION_MS
 from tests.crashing.orders import Orders
 from tests.crashing.rig import Expected
 from tests.e2e.observe import operation, rows
-from tests.harness import EMBEDDED, REAL, Process, Service, Stack, wait_until
+from tests.harness import Process, Service, Stack, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -144,7 +144,6 @@ CASES = {
 CRASHED = [point for point in POINTS if point.rpartition(".")[0] in CASES]
 ALSO_REAL = ("passes.step", "replies.apply", "relay.settle", "relay.message", "reader.offset", "delivery.message")
 """Places where PostgreSQL, Apache Kafka or Redis is told or tells something that SQLite and a mock may not."""
-_REAL = (pytest.mark.postgresql, pytest.mark.kafka, pytest.mark.redis)
 
 
 class Dispatchers:
@@ -176,13 +175,7 @@ def dispatchers(module_stack: Stack) -> Dispatchers:
     return dispatchers
 
 
-@pytest.mark.parametrize(
-    ("module_stack", "point"),
-    [pytest.param(EMBEDDED, point) for point in CRASHED]
-    + [pytest.param(REAL, point, marks=_REAL) for point in CRASHED if point.rpartition(".")[0] in ALSO_REAL],
-    indirect=["module_stack"],
-    scope="module",
-)
+@rig.on_stacks(CRASHED, also_real=ALSO_REAL)
 def test_a_dispatcher_killed_at(point: str, dispatchers: Dispatchers) -> None:
     """Cases B2 and B11: another goes on from the rows: all operations end, and none runs more often than it should."""
     case, service = CASES[point.rpartition(".")[0]], dispatchers.service

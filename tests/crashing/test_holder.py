@@ -22,7 +22,7 @@ from tests.crashing.conftest import SESSION_MS
 from tests.crashing.orders import Orders
 from tests.crashing.rig import Expected
 from tests.e2e.observe import History
-from tests.harness import EMBEDDED, REAL, Process, Service, Stack, wait_until
+from tests.harness import Process, Service, Stack, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -121,7 +121,6 @@ CASES = {
 }
 CRASHED = [point for point in POINTS if point.rpartition(".")[0] in CASES]
 ALSO_REAL = ("holder.batch", "relay.message", "reader.offset")
-_REAL = (pytest.mark.postgresql, pytest.mark.kafka, pytest.mark.redis)
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +136,7 @@ def holders(module_stack: Stack) -> Holders:
     return holders
 
 
-@pytest.mark.parametrize(
-    ("module_stack", "point"),
-    [pytest.param(EMBEDDED, point) for point in CRASHED]
-    + [pytest.param(REAL, point, marks=_REAL) for point in CRASHED if point.rpartition(".")[0] in ALSO_REAL],
-    indirect=["module_stack"],
-    scope="module",
-)
+@rig.on_stacks(CRASHED, also_real=ALSO_REAL)
 def test_a_holder_killed_at(point: str, holders: Holders) -> None:
     """Cases A16 and B2: what was given stays counted, what waits gets its permits, and the limit holds throughout."""
     case, service, account = CASES[point.rpartition(".")[0]], holders.service, f"at-{point}"
