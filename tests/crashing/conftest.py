@@ -14,6 +14,8 @@ __all__ = ["logs_of_the_module_stack", "module_stack"]
 
 SESSION_MS = 1_500
 """A member of a group that was killed is succeeded after this long."""
+PUBLISH_MS = 2_000
+"""What a killed relay had claimed is sent by another 5 s after this long."""
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from celery_durable.store.attempts import Attempt, Attempts
 from celery_durable.store.schema import CANCELLED, ENDED_STATES, FAILED
 from celery_durable.store.untold import Untold
 from tests.crashing import rig
-from tests.crashing.conftest import SESSION_MS
+from tests.crashing.conftest import PUBLISH_MS, SESSION_MS
 from tests.crashing.orders import Orders
 from tests.crashing.rig import Expected
 from tests.e2e.observe import operation, rows
@@ -164,7 +164,10 @@ class Dispatchers:
 @pytest.fixture(scope="module")
 def dispatchers(module_stack: Stack) -> Dispatchers:
     service = module_stack.service(
-        resend_min_s=1.0, publish_deadline_s=PUBLISH_DEADLINE_S, kafka_session_timeout_ms=SESSION_MS
+        resend_min_s=1.0,
+        publish_deadline_s=PUBLISH_DEADLINE_S,
+        kafka_session_timeout_ms=SESSION_MS,
+        kafka_publish_deadline_ms=PUBLISH_MS,
     )
     service.broker["task_send_sent_event"] = True
     module_stack.holder(kafka_session_timeout_ms=SESSION_MS)

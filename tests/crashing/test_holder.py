@@ -18,7 +18,7 @@ from holder_service.migrations import HOLDER
 from holder_service.rebuild import ALIVE_EVERY_S, REBUILDER_SILENT_MS
 from holder_service.store import HolderTables, build_tables
 from tests.crashing import rig
-from tests.crashing.conftest import SESSION_MS
+from tests.crashing.conftest import PUBLISH_MS, SESSION_MS
 from tests.crashing.orders import Orders
 from tests.crashing.rig import Expected
 from tests.e2e.observe import History
@@ -41,7 +41,8 @@ class Holders:
     def one(self) -> Process:
         """The holder, a new one if the last is gone."""
         if self._holder is None or not self._holder.alive:
-            env = {**self.stack.holder_env(kafka_session_timeout_ms=SESSION_MS), **self.orders.env}
+            settings = {"kafka_session_timeout_ms": SESSION_MS, "kafka_publish_deadline_ms": PUBLISH_MS}
+            env = {**self.stack.holder_env(**settings), **self.orders.env}
             command = [sys.executable, "-m", "holder_service.cli", "run"]
             label = f"holder{self.stack.number()}"
             self._holder = self.stack.started(Process(label, command, folder=self.stack.folder, env=env))
