@@ -94,6 +94,19 @@ class Pair:
         return cls(claimed, used, waiting, served, [Entry(*entry) for entry in entries], *grant)
 
 
+class Standing(NamedTuple):
+    """What decides, while an account is rebuilt, which of two databases under one ``client_id`` was accepted.
+
+    The later one was accepted once the other kept nothing, and only who is accepted gets anything to acknowledge. So
+    the newer acknowledgement decides, and before that, whether the newest report says anything.
+    """
+
+    says_something: bool
+    epoch: int = 0
+    """Of what was acknowledged; 0: nothing was."""
+    version: int = 0
+
+
 @dataclass(slots=True)
 class Client:
     """One client in the account: what its newest report said, and how far replies to it have come."""
@@ -113,6 +126,8 @@ class Client:
     """An operator took it for dead: nothing of it counts, until it speaks again."""
     pressed: bool = False
     """It was told that others wait for what it may not need."""
+    standing: Standing | None = None
+    """Of its newest report, where that was met while the account was rebuilt."""
     repeat_at_ms: int = 0
     """When the reply is repeated; 0: need not be."""
     tries: int = 0
@@ -132,6 +147,7 @@ class Client:
             self.unknown,
             self.forfeited,
             self.pressed,
+            self.standing,
             self.repeat_at_ms,
             self.tries,
         )
@@ -148,6 +164,8 @@ class Client:
         flags = self.unknown + 2 * self.forfeited + 4 * self.pressed
         if flags:
             document["f"] = flags
+        if self.standing is not None:
+            document["w"] = self.standing
         if self.repeat_at_ms:
             document["r"] = [self.repeat_at_ms, self.tries]
         return document
@@ -168,6 +186,7 @@ class Client:
             unknown=bool(flags & 1),
             forfeited=bool(flags & 2),
             pressed=bool(flags & 4),
+            standing=Standing(*document["w"]) if "w" in document else None,
             repeat_at_ms=repeat_at_ms,
             tries=tries,
         )

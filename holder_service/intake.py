@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field, replace
 
 from celery_durable.permits.messages import AccountReport, Command, Forfeit, Pause, ReportGroup, SetLimit
-from holder_service.account import AccountState, Client, Pair
+from holder_service.account import AccountState, Client, Pair, Standing
 from holder_service.footprint import acknowledge, footprint, held, keep, show_anew
 
 COMMANDS_BYTES_MAX = 900_000
@@ -55,6 +55,9 @@ def begin_epoch(state: AccountState, epoch: int) -> AccountState:
     clients = {}
     for name, known in state.clients.items():
         client = clients[name] = known.copy()
+        if state.rebuilding and client.standing is None:
+            # It may not have acknowledged all that it was sent; who was accepted after it has, of what was sent later.
+            client.standing = Standing(not counted_nothing(client), state.epoch, client.sent)
         client.unknown, client.sent, client.must_ack = True, 0, 0
         client.repeat_at_ms = client.tries = 0
         for pair in client.pairs.values():
@@ -78,9 +81,15 @@ def forfeit(work: Work, client: Client) -> None:
 
 
 def _take_report(work: Work, report: AccountReport) -> None:
+    ack = None if report.ack is None else (report.ack.epoch, report.ack.version)
     client = work.state.clients.get(report.client_id)
+    standing = _standing(report, ack) if work.state.rebuilding else None
     if client is not None and client.incarnation != report.incarnation:
-        if not client.forfeited:
+        if client.forfeited:
+            if standing is not None and client.standing is not None:
+                # Nor does an older report of the forfeited one come before this one.
+                standing = Standing(standing.says_something, *max(standing[1:], client.standing[1:]))
+        elif standing is None or client.standing is None or standing <= client.standing:
             _refuse_incarnation(work, client, report)
             return
         client = None
@@ -90,7 +99,6 @@ def _take_report(work: Work, report: AccountReport) -> None:
     if client is not None and report.seq <= client.seq:
         work.answer[report.client_id] = None
         return
-    ack = None if report.ack is None else (report.ack.epoch, report.ack.version)
     shown = work.version if client is None else client.sent
     if ack is not None and ack > (work.state.epoch, shown):
         # It was told more than this holder remembers: whatever else was given, only its next acknowledgement tells.
@@ -117,13 +125,18 @@ def _take_report(work: Work, report: AccountReport) -> None:
         client.must_ack = client.sent
     if unknown or (ack is not None and ack[0] < work.state.epoch and report.groups):
         client.unknown, client.dirty = True, True
-    client.seq, client.reported_at_ms = report.seq, work.now_ms
+    client.seq, client.reported_at_ms, client.standing = report.seq, work.now_ms, standing
     if client.declared != report.declared:
         client.declared = report.declared
         work.declared_changed = True
     _take_groups(work, client, report)
     if ack is not None and ack[0] == work.state.epoch:
         _take_ack(client, ack[1])
+
+
+def _standing(report: AccountReport, ack: tuple[int, int] | None) -> Standing:
+    says_something = any(group.claimed > group.released or group.waiting or group.keeps != 0 for group in report.groups)
+    return Standing(says_something, *(ack or (0, 0)))
 
 
 def _refuse_incarnation(work: Work, client: Client, report: AccountReport) -> None:

@@ -189,6 +189,10 @@ def _applied(state: AccountState, groups: dict[str, GroupState], reply: AccountR
                 groups[name] = GroupState() if since is not None and reply.answers >= since else GroupState.born(since)
         for name, group in groups.items():
             _give(group, given.get(name), now_ms)
+        if _is_of_a_holder_behind(state, reply) and any(group.permits for group in groups.values()):
+            state = replace(state, must_report=True)
+            for group in groups.values():
+                group.give_back(0)
     blocked = {each.group: each.reason for each in reply.blocked}
     for name, group in groups.items():
         group.blocked = blocked.get(name)
@@ -198,6 +202,15 @@ def _applied(state: AccountState, groups: dict[str, GroupState], reply: AccountR
         limit=state.limit if reply.account_limit is None else reply.account_limit.limit,
         answered=state.answered or (state.report is not None and reply.answers >= state.report.seq),
     )
+
+
+def _is_of_a_holder_behind(state: AccountState, reply: AccountReply) -> bool:
+    """Whether a holder of a new epoch has not met the newest report, and may still meet older ones that keep less.
+
+    That an earlier holder answered them says nothing of this one: the topic may have been lost with its database.
+    """
+    new_epoch = state.ack is not None and reply.epoch > state.ack[0]
+    return new_epoch and state.report is not None and reply.answers < state.report.seq
 
 
 def _give(group: GroupState, given: ReplyGroup | None, now_ms: int) -> None:

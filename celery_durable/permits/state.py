@@ -93,9 +93,9 @@ class GroupState:
             room = min(room, self.claims - self.claimed)
         return max(0, room)
 
-    def give_back(self, in_use: int) -> None:
-        """Keeps what is in use and no more, until a reply answers a report that says so."""
-        self.permits = self.keeps = in_use
+    def give_back(self, keeps: int) -> None:
+        """Keeps so many permits and no more, until a reply answers a report that says so."""
+        self.permits = self.keeps = keeps
         self.keeps_seq = None
 
 
@@ -153,7 +153,7 @@ class AccountState:
     rotation: int = 0
     """Where the next report begins to list the groups that only wait."""
     must_report: bool = False
-    """The database was restored: the holder must hear what is left, whatever it is."""
+    """The holder must hear what is left, whatever it is: the database was restored, or a lease not taken."""
 
     def to_json(self) -> str:
         """The state as one JSON document."""

@@ -65,6 +65,31 @@ class Client:
         self.counts = {"": GroupCounts(in_use, 0)}
 
 
+def test_a_reply_of_a_new_epoch_that_does_not_answer_the_newest_report_gives_nothing():
+    """A holder without memory may have met an old report first, and still meet one that keeps less (seed 101297)."""
+    client = Client()
+    client.counts = {"": GroupCounts(0, 2)}
+    client.run()
+    client.run(client.reply())
+    report = client.run(client.reply(ReplyGroup(permits=2), epoch=6, answers=client.seq - 1)).report
+    assert client.admitted == {}
+    assert (report.seq, report.ack.epoch, report.groups[0].keeps) == (12, 6, 0)
+    client.run(client.reply(ReplyGroup(permits=2), epoch=6, answers=11))
+    assert client.admitted == {}
+    client.run(client.reply(ReplyGroup(permits=2), epoch=6, answers=12))
+    assert client.admitted == {"": 2}
+
+
+def test_what_was_in_use_before_a_new_epoch_is_no_reason_to_claim_again():
+    client = Client()
+    client.leased(1, in_use=1)
+    report = client.run(client.reply(ReplyGroup(permits=1), epoch=6, answers=client.seq - 1)).report
+    assert (report.groups[0].claimed, report.groups[0].released, report.groups[0].keeps) == (1, 0, 0)
+    client.counts = {"": GroupCounts(0, 1)}
+    client.run()
+    assert client.admitted == {}
+
+
 def test_a_new_row_reports_that_it_keeps_nothing():
     client = Client()
     client.counts = {"g": GroupCounts(0, 3, 70)}

@@ -305,6 +305,69 @@ def test_a_rebuilt_account_waits_for_all_that_the_topic_knows():
     assert holder.permits("a") == holder.permits("b") == 2
 
 
+def second(holder, *groups, seq=1, ack=None):
+    """A report of a second database under the client_id "a"."""
+    return holder.report("a", *groups, seq=seq, ack=ack, incarnation="second")
+
+
+IN_USE = ReportGroup(claimed=1, released=0)
+WAITS = waits(1, keeps=0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second_groups", "second_ack", "known"),
+    [
+        pytest.param((), [IN_USE], (1_000, 9), "second", id="the first was idle, the second took its place"),
+        pytest.param((), [WAITS], None, "second", id="the second was given nothing yet, that is known of"),
+        pytest.param([WAITS], [IN_USE], (1_000, 9), "second", id="the second was accepted after the first"),
+        pytest.param([IN_USE], [IN_USE], (1_000, 4), "i", id="the first was accepted after the second"),
+        pytest.param([IN_USE], [WAITS], None, "i", id="the second was refused all the time"),
+        pytest.param([IN_USE], (), (1_000, 9), "i", id="the second was idle, the first took its place"),
+        pytest.param((), (), (1_000, 9), "second", id="both idle"),
+    ],
+)
+@pytest.mark.parametrize("order", ["as sent", "the other way round"])
+def test_a_rebuild_finds_which_of_two_databases_was_accepted(first, second_groups, second_ack, known, order):
+    """What the refused one reports counts nothing; what the accepted one has in use must count (seed 101776).
+
+    A topic that was trimmed may begin with reports that were refused, so that their order is not enough.
+    """
+    holder = Holder()
+    holder.state = semaphore.rebuilding_account("tenant:acme", 2_000)
+    met = [
+        holder.report("a", *first, seq=7, ack=Ack(epoch=1_000, version=5)),
+        second(holder, *second_groups, ack=None if second_ack is None else Ack(epoch=1_000, version=second_ack[1])),
+    ]
+    for report in met if order == "as sent" else reversed(met):
+        holder.decide(report)
+    client = holder.state.clients["a"]
+    assert client.incarnation == known
+    assert client.unknown
+    used = {"i": first, "second": second_groups}[known]
+    assert sum(pair.used for pair in client.pairs.values()) == (IN_USE in used)
+
+
+def test_a_rebuild_of_an_older_copy_knows_who_was_accepted_since():
+    """The copy has the first database, which became idle; the topic has what the second was given then."""
+    holder = Holder()
+    holder.decide(holder.report("a", waits(1)))
+    holder.state = semaphore.new_epoch(holder.state, 2_000)
+    holder.decide(second(holder, IN_USE, ack=Ack(epoch=1_000, version=9)))
+    assert holder.state.clients["a"].incarnation == "second"
+    holder.decide(holder.report("a", waits(1), ack=Ack(epoch=1_000, version=3)))
+    assert holder.state.clients["a"].incarnation == "second"
+
+
+def test_after_a_rebuild_a_second_database_is_refused_as_ever():
+    holder = Holder()
+    holder.state = semaphore.rebuilding_account("tenant:acme", 2_000)
+    holder.decide(holder.report("a", IN_USE, seq=7, ack=Ack(epoch=1_000, version=5)))
+    holder.decide(holder.report("a", IN_USE, seq=8))
+    assert not holder.state.rebuilding
+    assert holder.decide(second(holder, IN_USE, ack=Ack(epoch=2_000, version=99))).refusals
+    assert holder.state.clients["a"].incarnation == "i"
+
+
 def test_an_operator_may_say_go():
     holder = Holder()
     holder.state = semaphore.rebuilding_account("tenant:acme", 2_000)

@@ -105,6 +105,12 @@ class HolderGroup(Form):
     window_ms: int | None = None
 
 
+class Standing(Form):
+    says_something: bool
+    epoch: int = 0
+    version: int = 0
+
+
 class HolderClient(Form):
     incarnation: str
     seq: int
@@ -115,6 +121,7 @@ class HolderClient(Form):
     unknown: bool = False
     forfeited: bool = False
     pressed: bool = False
+    standing: Standing | None = None
     repeat_at_ms: int | None = None
     repeats: int = 0
     groups: dict[str, HolderGroup] = Field(default_factory=dict)

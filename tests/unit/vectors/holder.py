@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from celery_durable.permits.messages import Declared, LimitMirror, read_account_message
 from holder_service import semaphore
-from holder_service.account import AccountState, Client, Entry, Pair
+from holder_service.account import AccountState, Client, Entry, Pair, Standing
 from holder_service.footprint import footprint
 from holder_service.semaphore import SemaphoreSettings
 from tests.unit.vectors import form
@@ -78,6 +78,7 @@ def _client(client: HolderClient) -> Client:
         unknown=client.unknown,
         forfeited=client.forfeited,
         pressed=client.pressed,
+        standing=None if client.standing is None else Standing(**client.standing.model_dump()),
         repeat_at_ms=client.repeat_at_ms or 0,
         tries=client.repeats,
     )
@@ -119,6 +120,7 @@ def _row(state: AccountState) -> HolderRow:
                 unknown=client.unknown,
                 forfeited=client.forfeited,
                 pressed=client.pressed,
+                standing=None if client.standing is None else form.Standing(**client.standing._asdict()),
                 repeat_at_ms=client.repeat_at_ms or None,
                 repeats=client.tries,
                 groups={name: _group(pair) for name, pair in client.pairs.items()},
