@@ -83,13 +83,9 @@ def forfeit(work: Work, client: Client) -> None:
 def _take_report(work: Work, report: AccountReport) -> None:
     ack = None if report.ack is None else (report.ack.epoch, report.ack.version)
     client = work.state.clients.get(report.client_id)
-    standing = _standing(report, ack) if work.state.rebuilding else None
+    standing = _standing(report, ack, client) if work.state.rebuilding else None
     if client is not None and client.incarnation != report.incarnation:
-        if client.forfeited:
-            if standing is not None and client.standing is not None:
-                # Nor does an older report of the forfeited one come before this one.
-                standing = Standing(standing.says_something, *max(standing[1:], client.standing[1:]))
-        elif standing is None or client.standing is None or standing <= client.standing:
+        if not client.forfeited and not _stands_above(standing, client.standing):
             _refuse_incarnation(work, client, report)
             return
         client = None
@@ -134,9 +130,17 @@ def _take_report(work: Work, report: AccountReport) -> None:
         _take_ack(client, ack[1])
 
 
-def _standing(report: AccountReport, ack: tuple[int, int] | None) -> Standing:
+def _standing(report: AccountReport, ack: tuple[int, int] | None, known: Client | None) -> Standing:
     says_something = any(group.claimed > group.released or group.waiting or group.keeps != 0 for group in report.groups)
-    return Standing(says_something, *(ack or (0, 0)))
+    position = ack or (0, 0)
+    if known is not None and known.forfeited and known.standing is not None:
+        # Nor does an old report of the forfeited one take this one's place.
+        position = max(position, known.standing[1:])
+    return Standing(says_something, *position)
+
+
+def _stands_above(standing: Standing | None, known: Standing | None) -> bool:
+    return standing is not None and known is not None and standing > known
 
 
 def _refuse_incarnation(work: Work, client: Client, report: AccountReport) -> None:

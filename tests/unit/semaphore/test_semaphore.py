@@ -358,6 +358,15 @@ def test_a_rebuild_of_an_older_copy_knows_who_was_accepted_since():
     assert holder.state.clients["a"].incarnation == "second"
 
 
+def test_in_a_rebuild_a_forfeited_database_does_not_come_back_by_an_old_report():
+    holder = Holder()
+    holder.state = semaphore.rebuilding_account("tenant:acme", 2_000)
+    old = holder.report("a", IN_USE, seq=7, ack=Ack(epoch=1_000, version=5))
+    holder.decide(old, command(Forfeit, client="a", epoch=MAX_INT, version=MAX_INT), second(holder, WAITS))
+    assert holder.decide(old).refusals
+    assert holder.state.clients["a"].incarnation == "second"
+
+
 def test_after_a_rebuild_a_second_database_is_refused_as_ever():
     holder = Holder()
     holder.state = semaphore.rebuilding_account("tenant:acme", 2_000)
