@@ -103,6 +103,8 @@ class Faults:
     def _fuse(self, kind: str) -> bool:
         web = [service.web for service in self.people.there()] if kind != "crash" else []
         found = [*self._processes(), *web]
+        if not found:
+            return False
         process = found[self.rng.randrange(len(found))]
         process.fuse_at_commits = kind != "crash" or self.rng.random() < 0.5
         process.fuse, process.fuse_kind = self.rng.randint(1, 6), kind
