@@ -108,13 +108,14 @@ def test_topics_that_are_lost_are_noticed_and_read_from_their_start(real_stack: 
     wait_until(lambda: "was recreated or cut" in dispatcher_log.read_text(), DEADLINE_S, what="the dispatcher's")
 
     holder.kill()
-    service.task("work").enqueue_many([(f"unread:{number}",) for number in range(8)])
-    wait_until(lambda: len(rows(service, "accounts", "account")) >= 8, DEADLINE_S, what="passes")
+    unread = {f"unread:{number}" for number in range(8)}
+    service.task("work").enqueue_many([(name,) for name in sorted(unread)])
+    wait_until(lambda: unread <= {name for (name,) in rows(service, "accounts", "account")}, DEADLINE_S, what="passes")
     wait_until(lambda: not rows(service, "outbox", "no"), DEADLINE_S, what="the reports are sent")
     topics.trim(topics.accounts)
     holder = real_stack.holder(kafka_session_timeout_ms=SESSION_MS)
-    for number in range(8):
-        wait_ended(service, f"unread:{number}", 1, DEADLINE_S)
+    for name in sorted(unread):
+        wait_ended(service, name, 1, DEADLINE_S)
     assert "messages were trimmed before they were read" in holder.log.read_text()
     works(service, "after")
     ends_well(service)
