@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
+from dotenv import dotenv_values
 from pydantic import SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
@@ -15,6 +16,10 @@ from celery_durable.names import nearest
 
 logger = logging.getLogger(__name__)
 
+CHARACTERS = "characters"
+"""Key of a field's ``json_schema_extra``: what its ``pattern`` allows, in words."""
+TABLE_PREFIX = r"^[a-z_][a-z0-9_]*$"
+TABLE_PREFIX_WORDS = "lower-case letters, digits and '_', none of the digits first,"
 _HIDDEN = frozenset({"database_url", "kafka_options"})
 """Fields whose value may hold a password: no message shows them."""
 
@@ -50,9 +55,9 @@ def load(model: type[Model], values: Mapping[str, Any], required: Collection[str
     for field in values:
         if field not in model.model_fields:
             raise ConfigurationError(f"{field}: there is no such setting{nearest(field, model.model_fields)}")
-    _warn_of_unknown_environment(model)
     try:
         settings = model(**values)
+        _warn_of_unknown_environment(model)
     except ValidationError as error:
         raise ConfigurationError(_describe(model, error)) from None
     except (UnicodeDecodeError, OSError) as error:
@@ -70,15 +75,17 @@ def load(model: type[Model], values: Mapping[str, Any], required: Collection[str
     return settings
 
 
-def refuse_above(field: str, value: float, other: str, highest: float, words: str = "{}") -> None:
+def refuse_above(field: str, value: float, other: str, other_value: float, share: float = 1.0, words: str = "") -> None:
     """For a model's validator: refuses a value of ``field`` that is above what another setting allows.
 
-    :param other: the setting that allows ``highest`` at most. :param words: says how, ``"half of {}"``.
-    :raises ValueError: the value is above; the message names both settings.
+    :param share: how much of the other setting's value is allowed, in the field's unit.
+    :param words: says how, ``"half of "``.
+    :raises ValueError: the value is above; the message names both settings, their values, and what to set.
     """
-    if value > highest:
+    if value > other_value * share:
         raise ValueError(
-            f"{field} = {value:g} is above {words.format(other)} ({highest:g}): lower {field} or raise {other}"
+            f"{field} = {value:g} is above {words}{other} = {other_value:g}: "
+            f"set {field} to {other_value * share:g} at most, or {other} to {value / share:g} at least"
         )
 
 
@@ -86,6 +93,8 @@ def _describe(model: type[Configuration], error: ValidationError) -> str:
     parts = []
     for problem in error.errors(include_url=False, include_context=False):
         message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("\n", " ")
+        if problem["type"] == "string_pattern_mismatch":
+            message = f"only {_characters(model, str(problem['loc'][0]))} may be in it"
         if not problem["loc"]:
             parts.append(message)
             continue
@@ -96,12 +105,19 @@ def _describe(model: type[Configuration], error: ValidationError) -> str:
     return "; ".join(parts)
 
 
+def _characters(model: type[Configuration], field: str) -> str:
+    """What its pattern means, in words: each setting that has one says so."""
+    extra = model.model_fields[field].json_schema_extra
+    return str(extra[CHARACTERS]) if isinstance(extra, dict) else "other characters"
+
+
 def _warn_of_unknown_environment(model: type[Configuration]) -> None:
+    known = {_variable(model, field) for field in model.model_fields}
     prefix = _variable(model, "")
-    for name in os.environ:
-        field = name.removeprefix(prefix).lower()
-        if name.startswith(prefix) and field not in model.model_fields:
-            logger.warning("%s: there is no such setting%s; ignored", name, nearest(field, model.model_fields))
+    for source, names in (("", os.environ), (" in .env", dotenv_values(".env"))):
+        for name in names:
+            if name.upper().startswith(prefix) and name.upper() not in known:
+                logger.warning("%s%s: there is no such setting%s; ignored", name, source, nearest(name.upper(), known))
 
 
 def _variable(model: type[Configuration], field: str) -> str:

@@ -9,9 +9,14 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from celery_durable import configuration
-from celery_durable.configuration import Configuration, refuse_above
+from celery_durable.configuration import CHARACTERS, TABLE_PREFIX, TABLE_PREFIX_WORDS, Configuration, refuse_above
 from celery_durable.errors import ConfigurationError
-from celery_durable.kafka.settings import CLIENT_ID_CHARACTERS_MAX, NAME_CHARACTERS, KafkaSettings
+from celery_durable.kafka.settings import (
+    CLIENT_ID_CHARACTERS_MAX,
+    NAME_CHARACTERS,
+    NAME_CHARACTERS_WORDS,
+    KafkaSettings,
+)
 from celery_durable.names import nearest
 
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ class Settings(KafkaSettings, Configuration):
         default="",
         max_length=CLIENT_ID_CHARACTERS_MAX,
         pattern=rf"^[{NAME_CHARACTERS}]*$",
+        json_schema_extra={CHARACTERS: NAME_CHARACTERS_WORDS},
         description="This service's stable name: shared by all processes of one service and database, and by no other.",
     )
     database_url: SecretStr = Field(
@@ -41,7 +47,8 @@ class Settings(KafkaSettings, Configuration):
     table_prefix: str = Field(
         default="durable_",
         max_length=20,
-        pattern=r"^[a-z_][a-z0-9_]*$",
+        pattern=TABLE_PREFIX,
+        json_schema_extra={CHARACTERS: TABLE_PREFIX_WORDS},
         description="First part of every table's name.",
     )
     database_pool_size: int = Field(
@@ -140,8 +147,10 @@ class Settings(KafkaSettings, Configuration):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        half_s = self.heartbeat_timeout_s / 2
-        refuse_above("heartbeat_interval_s", self.heartbeat_interval_s, "heartbeat_timeout_s", half_s, "half of {}")
+        timeout_s = self.heartbeat_timeout_s
+        refuse_above(
+            "heartbeat_interval_s", self.heartbeat_interval_s, "heartbeat_timeout_s", timeout_s, 0.5, "half of "
+        )
         refuse_above("resend_min_s", self.resend_min_s, "resend_max_s", self.resend_max_s)
         refuse_above("poll_min_ms", self.poll_min_ms, "poll_max_ms", self.poll_max_ms)
         return self
@@ -177,7 +186,6 @@ def _from_app(app: Celery | None) -> dict[str, Any]:
         )
     for key in values:
         if key not in Settings.model_fields:
-            raise ConfigurationError(
-                f"app.conf.durable[{key!r}]: there is no such setting{nearest(key, Settings.model_fields)}"
-            )
+            hint = nearest(str(key).lower().removeprefix(ENV_PREFIX.lower()), Settings.model_fields)
+            raise ConfigurationError(f"app.conf.durable[{key!r}]: there is no such setting{hint}")
     return dict(values)

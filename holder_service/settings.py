@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from celery_durable import configuration
-from celery_durable.configuration import Configuration, refuse_above
+from celery_durable.configuration import CHARACTERS, TABLE_PREFIX, TABLE_PREFIX_WORDS, Configuration, refuse_above
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.permits.messages import Limit
 from holder_service.semaphore import Rules, SemaphoreSettings
@@ -31,7 +31,8 @@ class HolderSettings(KafkaSettings, Configuration):
     table_prefix: str = Field(
         default="holder_",
         max_length=20,
-        pattern=r"^[a-z_][a-z0-9_]*$",
+        pattern=TABLE_PREFIX,
+        json_schema_extra={CHARACTERS: TABLE_PREFIX_WORDS},
         description="First part of every table's name.",
     )
     database_pool_size: int = Field(default=3, ge=1, le=100, description="SQL connections kept open at most.")
@@ -92,10 +93,10 @@ class HolderSettings(KafkaSettings, Configuration):
     def _combinations(self) -> Self:
         lifetime_s = self.reporting_lifetime_s
         refuse_above("claim_window_s", self.claim_window_s, "claim_window_max_s", self.claim_window_max_s)
-        refuse_above("turn_ms", self.turn_ms, "reporting_lifetime_s", lifetime_s * 1000, "{} in ms")
+        refuse_above("turn_ms", self.turn_ms, "reporting_lifetime_s", lifetime_s, 1_000)
         if self.forfeit_after_s is not None:
             refuse_above("reporting_lifetime_s", lifetime_s, "forfeit_after_s", self.forfeit_after_s)
-        refuse_above("poll_max_ms", self.poll_max_ms, "shutdown_s", self.shutdown_s * 1000, "{} in ms")
+        refuse_above("poll_max_ms", self.poll_max_ms, "shutdown_s", self.shutdown_s, 1_000)
         return self
 
     def semaphore(self) -> SemaphoreSettings:

@@ -6,10 +6,11 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from celery_durable.configuration import refuse_above
+from celery_durable.configuration import CHARACTERS, refuse_above
 
 NAME_CHARACTERS = "a-zA-Z0-9._-"
 """What Kafka allows in a topic's name, as regular expressions write it; so in a client_id, which is part of one."""
+NAME_CHARACTERS_WORDS = "letters, digits, '.', '_' and '-'"
 CLIENT_ID_CHARACTERS_MAX = 100
 
 
@@ -63,6 +64,7 @@ class KafkaSettings(BaseModel):
         min_length=1,
         max_length=200,
         pattern=rf"^[{NAME_CHARACTERS}]+$",
+        json_schema_extra={CHARACTERS: NAME_CHARACTERS_WORDS},
         description="First part of every topic's name.",
     )
 
@@ -70,8 +72,8 @@ class KafkaSettings(BaseModel):
     def _kafka_combinations(self) -> Self:
         session_ms, poll_ms = self.kafka_session_timeout_ms, self.kafka_max_poll_interval_ms
         refuse_above("kafka_session_timeout_ms", session_ms, "kafka_max_poll_interval_ms", poll_ms)
-        half_ms = self.kafka_publish_deadline_ms // 2
-        refuse_above("kafka_linger_ms", self.kafka_linger_ms, "kafka_publish_deadline_ms", half_ms, "half of {}")
+        deadline_ms = self.kafka_publish_deadline_ms
+        refuse_above("kafka_linger_ms", self.kafka_linger_ms, "kafka_publish_deadline_ms", deadline_ms, 0.5, "half of ")
         return self
 
     @property

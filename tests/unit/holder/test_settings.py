@@ -47,7 +47,10 @@ def test_rules_and_times_reach_the_decisions() -> None:
             {"kafka_session_timeout_ms": 60_000, "kafka_max_poll_interval_ms": 10_000},
             ["kafka_session_timeout_ms = 60000", "kafka_max_poll_interval_ms"],
         ),
-        ({"poll_max_ms": 9_000, "shutdown_s": 5}, ["poll_max_ms = 9000", "shutdown_s"]),
+        (
+            {"poll_max_ms": 9_000, "shutdown_s": 5},
+            ["poll_max_ms = 9000", "shutdown_s = 5", "poll_max_ms to 5000", "shutdown_s to 9 at"],
+        ),
         ({"database_pool_size": True}, ["database_pool_size = True"]),
         ({"turnms": 5}, ["turnms", "turn_ms"]),
     ],
@@ -83,4 +86,4 @@ def test_no_message_shows_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_variable_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("HOLDER_TURNMS", "5")
     load(database_url="sqlite:///x")
-    assert "HOLDER_TURNMS: there is no such setting, did you mean 'turn_ms'?" in caplog.text
+    assert "HOLDER_TURNMS: there is no such setting, did you mean 'HOLDER_TURN_MS'?" in caplog.text

@@ -46,15 +46,30 @@ def test_a_file_that_is_no_text() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"heartbeat_interval_s": 20}, ["heartbeat_interval_s = 20", "heartbeat_timeout_s (15)", "raise"]),
-        ({"resend_min_s": 500}, ["resend_min_s = 500", "resend_max_s"]),
+        (
+            {"heartbeat_timeout_s": 5},
+            [
+                "heartbeat_interval_s = 10 is above half of heartbeat_timeout_s = 5",
+                "set heartbeat_interval_s to 2.5 at most, or heartbeat_timeout_s to 20 at least",
+            ],
+        ),
+        ({"resend_min_s": 500}, ["resend_min_s = 500", "resend_max_s = 300"]),
         ({"poll_min_ms": 500}, ["poll_min_ms = 500", "poll_max_ms"]),
         ({"kafka_session_timeout_ms": 70_000}, ["kafka_session_timeout_ms = 70000", "kafka_max_poll_interval_ms"]),
-        ({"kafka_linger_ms": 60, "kafka_publish_deadline_ms": 100}, ["kafka_linger_ms = 60", "half of", "(50)"]),
+        (
+            {"kafka_linger_ms": 60, "kafka_publish_deadline_ms": 100},
+            ["kafka_linger_ms = 60", "half of kafka_publish_deadline_ms = 100"],
+        ),
         ({"client_id": ""}, ["client_id is not set", "CELERY_DURABLE_CLIENT_ID"]),
-        ({"client_id": "a b"}, ["client_id = 'a b'", "pattern"]),
+        (
+            {"client_id": "a b"},
+            ["client_id = 'a b': only letters, digits, '.', '_' and '-'", "CELERY_DURABLE_CLIENT_ID"],
+        ),
         ({"database_url": ""}, ["database_url is not set", 'app.conf.durable["database_url"]']),
+        ({"table_prefix": "My-"}, ["table_prefix = 'My-'", "lower-case letters, digits and '_'"]),
+        ({"topic_prefix": "a/b"}, ["topic_prefix = 'a/b': only letters, digits, '.', '_' and '-'"]),
         ({"clientid": "x"}, ["app.conf.durable['clientid']", "did you mean 'client_id'"]),
+        ({"CELERY_DURABLE_CLIENT_ID": "x"}, ["durable['CELERY_DURABLE_CLIENT_ID']", "did you mean 'client_id'"]),
         ({"sends_max": True}, ["sends_max = True", "boolean"]),
         ({"sends_max": 2.5}, ["sends_max = 2.5", "CELERY_DURABLE_SENDS_MAX"]),
         ({"idle_return_s": float("nan")}, ["idle_return_s = nan"]),
@@ -102,8 +117,16 @@ def test_an_unknown_name_in_the_environment_is_told(
     monkeypatch.setenv("CELERY_DURABLE_CLIENTID", "x")
     with caplog.at_level(logging.WARNING):
         load(app_with(**GOOD))
-    assert "CELERY_DURABLE_CLIENTID" in caplog.text
-    assert "did you mean 'client_id'" in caplog.text
+    assert "CELERY_DURABLE_CLIENTID: there is no such setting, did you mean 'CELERY_DURABLE_CLIENT_ID'?" in caplog.text
+
+
+def test_an_unknown_name_in_the_file_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    Path(".env").write_text("CELERY_DURABLE_SEND_MAX=7\nUNRELATED=1\n")
+    with caplog.at_level(logging.WARNING):
+        load(app_with(**GOOD))
+    assert "CELERY_DURABLE_SEND_MAX in .env: there is no such setting" in caplog.text
+    assert "did you mean 'CELERY_DURABLE_SENDS_MAX'?" in caplog.text
+    assert "UNRELATED" not in caplog.text
 
 
 def test_what_is_required_depends_on_the_process() -> None:
