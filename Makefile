@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format schemas docs-settings sim walk chaos recovery-times clean setup
+.PHONY: help demo test test-fast lint format schemas docs-settings sim walk chaos recovery-times bench bench-quick clean setup
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -51,6 +51,12 @@ chaos: .venv/.installed-dev ## Real services and processes under drawn faults: m
 recovery-times: .venv/.installed-dev ## How long a lost worker, a lost holder and a lost Kafka stop what
 	@$(BIN)/python -m tests.chaos.recovery_times $(if $(TIMES),--times $(TIMES))
 
+bench: .venv/.installed-bench ## Measure beside Celery, DBOS and Procrastinate, store it, write docs/performance.md: make bench NAMES="end-to-end release"
+	@$(BIN)/python -m benchmarks $(NAMES)
+
+bench-quick: .venv/.installed-bench ## The few ratios that matter, in at most 3 minutes, beside those of the last stored run
+	@$(BIN)/python -m benchmarks --quick $(NAMES)
+
 clean: ## Remove everything that make and the tests made
 	rm -rf .venv .cache .durable .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -75,4 +81,9 @@ setup: .venv/.installed-dev ## Only the set-up
 .venv/.installed-dev: .venv/.installed
 	@echo "Installing what tests and lint need into .venv (pytest, hypothesis, ruff, mypy, Flower, psycopg, …)"
 	@$(PIP) install -c constraints.txt -e '.[postgresql,redis,flower]' --group test --group lint --group docs
+	@touch $@
+
+.venv/.installed-bench: .venv/.installed-dev
+	@echo "Installing what the benchmarks compare with into .venv (DBOS, Procrastinate, matplotlib, py-spy)"
+	@$(PIP) install -c constraints.txt --group bench
 	@touch $@

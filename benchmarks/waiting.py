@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import psycopg
 from pydantic import SecretStr
-from sqlalchemy import Connection, delete, insert, select, text, update
+from sqlalchemy import Connection, delete, insert, select, update
 
+from benchmarks.report.figures import percentile
 from celery_durable.dispatcher.passes import Passes
 from celery_durable.permits.messages import AccountReply, ReplyGroup
 from celery_durable.runtime import Runtime
@@ -29,6 +31,16 @@ from tests.services import PostgreSQL
 WAITING = (100, 10_000, 100_000, 1_000_000)
 TURNS, WARM_UP = 300, 30
 FULL = "full"
+
+
+def fill(connection: psycopg.Connection, table: str, account: str, number: int) -> None:
+    """So many operations wait in the account; those that were put there before count."""
+    connection.execute(
+        f"INSERT INTO {table} (id, task, account, queue, state, enqueued_at) "
+        f"SELECT 'w' || n, 't', %s, 'celery', '{QUEUED}', n FROM generate_series(1, %s) n ON CONFLICT (id) DO NOTHING",
+        (account, number),
+    )
+    connection.execute("VACUUM ANALYZE")
 
 
 class Service:
@@ -51,16 +63,36 @@ class Service:
         connection.execute(insert(self.tables.operations).values(**row, enqueued_at=now_ms()))
         wake(connection, self.tables, [account])
 
-    def fill(self, number: int) -> None:
-        """So many operations wait in the full account."""
-        statement = text(
-            f"INSERT INTO {self.tables.operations.name} (id, task, account, queue, state, enqueued_at) "
-            f"SELECT 'w' || n, 't', '{FULL}', 'celery', '{QUEUED}', n FROM generate_series(1, :n) n "
-            "ON CONFLICT (id) DO NOTHING"
-        )
-        with self.database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(statement, {"n": number})
-            connection.execute(text("VACUUM ANALYZE"))
+    def prepare(self, number: int, version: int = 1) -> None:
+        """So many operations wait in the full account, which has a lease of one permit."""
+        plain = self.runtime.settings.database_url.get_secret_value().replace("+psycopg", "")
+        with psycopg.connect(plain, autocommit=True) as connection:
+            fill(connection, self.tables.operations.name, FULL, number)
+        with self.database.transaction() as connection:
+            wake(connection, self.tables, [FULL])
+        self.rest()
+        self.lease(FULL, version)
+        self.rest()
+
+    def measure(self, turns: int) -> tuple[list[float], list[float]]:
+        """ms of passes that follow a settle in the full account, and of passes that bring a new account's first report.
+
+        The first :data:`WARM_UP` turns are not counted.
+        """
+        own: list[float] = []
+        other: list[float] = []
+        for _ in range(turns):
+            self.settle_one()
+            with measured(own):
+                self.passes.step()
+            self.rest()
+            with self.database.transaction() as connection:
+                self.enqueue(connection, f"unrelated:{self._number}")
+                wake(connection, self.tables, [FULL])
+            with measured(other):
+                self.passes.step()
+            self.rest()
+        return own[WARM_UP:], other[WARM_UP:]
 
     def rest(self) -> None:
         """Passes until nothing is to be done at once, and what they said is sent."""
@@ -108,34 +140,16 @@ def measured(times: list[float]) -> Iterator[None]:
 
 
 def figures(times: Sequence[float]) -> str:
-    """Median and 99th percentile of all but the first ones."""
-    warm = sorted(times[WARM_UP:])
-    return f"p50 {warm[len(warm) // 2]:6.2f} ms   p99 {warm[len(warm) * 99 // 100]:6.2f} ms"
+    """Median and 99th percentile."""
+    return f"p50 {percentile(times, 0.5):6.2f} ms   p99 {percentile(times, 0.99):6.2f} ms"
 
 
 def run(url: str) -> None:
     """Prints one line for each number of waiting operations."""
     service = Service(url)
     for version, number in enumerate(WAITING, 1):
-        service.fill(number)
-        with service.database.transaction() as connection:
-            wake(connection, service.tables, [FULL])
-        service.rest()
-        service.lease(FULL, version)
-        service.rest()
-        own: list[float] = []
-        other: list[float] = []
-        for turn in range(TURNS + WARM_UP):
-            service.settle_one()
-            with measured(own):
-                service.passes.step()
-            service.rest()
-            with service.database.transaction() as connection:
-                service.enqueue(connection, f"unrelated:{number}:{turn}")
-                wake(connection, service.tables, [FULL])
-            with measured(other):
-                service.passes.step()
-            service.rest()
+        service.prepare(number, version)
+        own, other = service.measure(TURNS + WARM_UP)
         print(f"{number:>9,} waiting   their pass {figures(own)}   an unrelated account {figures(other)}", flush=True)
     service.database.dispose()
 

@@ -1,0 +1,25 @@
+"""docs/performance.md: the parts of it that come from stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report.goals import GOALS
+from benchmarks.report.record import Run, newest_of_each
+from benchmarks.report.tables import goals_table, machine_text, replace_between, scenarios_text
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+
+
+def render(text: str, runs: Sequence[Run]) -> str:
+    """The page with its generated parts made anew."""
+    newest = newest_of_each(runs)
+    text = replace_between(text, "goals", goals_table(GOALS, newest))
+    text = replace_between(text, "machine", machine_text(newest.values()))
+    return replace_between(text, "scenarios", scenarios_text(newest))
+
+
+def write(runs: Sequence[Run]) -> None:
+    """Writes the page."""
+    PAGE.write_text(render(PAGE.read_text(), runs))

@@ -1,0 +1,1 @@
+"""What is done with measured figures: pure functions, tested in ``tests/unit/benchmarks/``."""

@@ -1,0 +1,77 @@
+"""Functions of the benchmarks in processes of their own, so that no contender carries another one's modules or threads.
+
+``python -m benchmarks.setting.child module:function JSON`` calls the function with the JSON's fields and prints what it
+returns as JSON, on the last line.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from typing import Any
+
+from tests.harness import REPOSITORY
+
+TIMEOUT_S = 600.0
+
+
+class Failed(Exception):
+    """A measurement that did not come to its end: the run fails."""
+
+
+def command(function: str, **fields: Any) -> list[str]:
+    """The command that calls ``module:function``."""
+    return [sys.executable, "-m", __name__, function, json.dumps(fields)]
+
+
+class Child:
+    """A call under way in a process of its own."""
+
+    def __init__(self, function: str, **fields: Any) -> None:
+        self._function = function
+        self._process = subprocess.Popen(
+            command(function, **fields), cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def check(self) -> None:
+        """:raises Failed: it ended with an error."""
+        if self._process.poll():
+            self.result()
+
+    def result(self, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        """Waits for the end and returns what the function returned.
+
+        :raises Failed: it failed, or is late.
+        """
+        try:
+            output, errors = self._process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise Failed(f"{self._function}: not within {timeout_s:g} s") from None
+        if self._process.returncode != 0:
+            raise Failed(f"{self._function} ended with {self._process.returncode}:\n{errors[-4_000:]}")
+        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+        return answer
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def call(function: str, **fields: Any) -> dict[str, Any]:
+    """Calls ``module:function`` in a process of its own and returns what it returned."""
+    return Child(function, **fields).result()
+
+
+def main() -> None:
+    """The child's side."""
+    module, _, name = sys.argv[1].partition(":")
+    answer = getattr(import_module(module), name)(**json.loads(sys.argv[2]))
+    print(json.dumps(answer or {}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

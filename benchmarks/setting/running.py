@@ -1,0 +1,108 @@
+"""A system that is up and ready to be sent calls, and the one way in which all of them are timed."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from benchmarks.report.record import Figures
+from benchmarks.setting.child import Child, Failed
+from benchmarks.setting.tally import Tally
+from tests.services import ServerProcess
+
+DEADLINE_S = 240.0
+POLL_S = 0.005
+WARM_UP = 200
+
+
+class Running(ABC):
+    """One system with its workers.
+
+    :param tallies: what its bodies count in.
+    :param processes: must all go on running.
+    """
+
+    def __init__(self, tallies: Sequence[Tally], processes: Sequence[ServerProcess]) -> None:
+        self.tallies = list(tallies)
+        self._processes = list(processes)
+
+    @abstractmethod
+    def send(self, count: int) -> list[Child]:
+        """Starts to send ``count`` calls in all, one at a time, from one process for each service.
+
+        A child answers ``began_ns`` (after its first call, which opens connections), ``ended_ns``, and how many calls
+        it ``timed``.
+        """
+
+    @abstractmethod
+    def ended(self) -> int:
+        """How many calls the system itself has recorded as succeeded."""
+
+    @property
+    def bodies(self) -> int:
+        """Bodies that have run."""
+        return sum(tally.count for tally in self.tallies)
+
+    def check(self) -> None:
+        """:raises Failed: a process of the system has ended."""
+        for process in self._processes:
+            if not process.alive:
+                raise Failed(f"{' '.join(process.command[-4:])} ended with {process.returncode}:\n{process.log_tail()}")
+
+    def until(self, condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+        """Waits for the condition.
+
+        :raises Failed: it did not come true in time, or a process has ended.
+        """
+        end = time.monotonic() + deadline_s
+        while not condition():
+            self.check()
+            if time.monotonic() > end:
+                logs = "\n".join(process.log_tail(15) for process in self._processes)
+                raise Failed(
+                    f"not within {deadline_s:g} s: {what} ({self.bodies} bodies, {self.ended()} ended)\n{logs}"
+                )
+            time.sleep(POLL_S)
+
+
+def complete(running: Running, count: int) -> tuple[list[dict[str, int]], int]:
+    """Sends ``count`` calls and waits until the system has recorded that all succeeded.
+
+    Returns what the senders answered, and when the last one was recorded, in ns.
+
+    :raises Failed: fewer, or more, bodies ran, or were recorded.
+    """
+    bodies, ended = running.bodies + count, running.ended() + count
+    senders = running.send(count)
+
+    def all_ran() -> bool:
+        for sender in senders:
+            sender.check()
+        return running.bodies >= bodies
+
+    try:
+        running.until(all_ran, f"{count} bodies")
+        running.until(lambda: running.ended() >= ended, f"{count} succeeded")
+        finished_ns = time.monotonic_ns()
+    except BaseException:
+        for sender in senders:
+            sender.kill()
+        raise
+    answers = [sender.result() for sender in senders]
+    if (running.bodies, running.ended()) != (bodies, ended):
+        raise Failed(f"{running.bodies} bodies and {running.ended()} ended, where {bodies} and {ended} are right")
+    return answers, finished_ns
+
+
+def end_to_end(running: Running, count: int, warm_up: int = WARM_UP) -> Figures:
+    """Calls a second from the first call to the last recorded success, the workers warm and waiting."""
+    complete(running, warm_up)
+    answers, finished_ns = complete(running, count)
+    timed = sum(answer["timed"] for answer in answers)
+    began_ns = min(answer["began_ns"] for answer in answers)
+    sent_ns = max(answer["ended_ns"] for answer in answers)
+    return {
+        "rate": timed / (finished_ns - began_ns) * 1e9,
+        "sent_rate": timed / (sent_ns - began_ns) * 1e9,
+    }

@@ -1,0 +1,108 @@
+"""celery-durable, running: services with their workers and dispatchers, and a holder, as a user starts them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+
+from benchmarks.setting.child import Child
+from benchmarks.setting.running import Running
+from benchmarks.setting.servers import Servers
+from benchmarks.setting.tally import Tally
+from benchmarks.systems.durable_app import tally_path
+from tests.harness import Process, Service, Stack
+
+MODULE = "benchmarks.systems.durable_app"
+DEFAULTS: dict[str, Any] = {
+    "heartbeat_interval_s": 10.0,
+    "heartbeat_timeout_s": 30.0,
+    "poll_max_ms": 250,
+    "kafka_session_timeout_ms": 10_000,
+}
+"""The harness has settings of its own for tests; these are the defaults again."""
+HOLDER_DEFAULTS: dict[str, Any] = {"poll_max_ms": 250, "kafka_session_timeout_ms": 10_000}
+SETTINGS = (
+    "default settings; one dispatcher a service, one holder, PostgreSQL, Apache Kafka; Celery on Redis as plain "
+    "Celery's, worker prefork with 2 processes, prefetch multiplier 64"
+)
+
+
+def app_of(service: Service) -> dict[str, Any]:
+    """What makes the service's app in another process."""
+    fields: dict[str, Any] = json.loads(service.env["EXAMPLE_APP"])
+    return fields
+
+
+def new_service(stack: Stack, name: str, **settings: Any) -> Service:
+    """A service with default settings, nothing of it started."""
+    return stack.service(name, module=MODULE, **{**DEFAULTS, **settings})
+
+
+def start_holder(stack: Stack, **settings: Any) -> Process:
+    """A holder with default settings."""
+    return stack.holder(**{**HOLDER_DEFAULTS, **settings})
+
+
+def start_worker(service: Service, concurrency: int) -> Process:
+    """A worker that logs what plain Celery's does."""
+    return service.worker(concurrency=concurrency, extra=("--loglevel", "WARNING"), wait=False)
+
+
+class Durable(Running):
+    """Some services. Each is sent its share of the calls by a process of its own.
+
+    :param sender: what sends, of :mod:`benchmarks.systems.durable_send`. :param fields: its further parameters.
+    """
+
+    def __init__(
+        self, services: Sequence[Service], processes: Sequence[Process], sender: str = "send", **fields: Any
+    ) -> None:
+        super().__init__([Tally(tally_path(service.records_file)) for service in services], processes)
+        self.services = list(services)
+        self._sender = f"benchmarks.systems.durable_send:{sender}"
+        self._fields = fields
+        self._connections = [
+            psycopg.connect(service.database_url.replace("+psycopg", ""), autocommit=True) for service in services
+        ]
+
+    def send(self, count: int) -> list[Child]:
+        share, rest = divmod(count, len(self.services))
+        return [
+            Child(self._sender, app=app_of(service), count=share + (number < rest), **self._fields)
+            for number, service in enumerate(self.services)
+        ]
+
+    def ended(self) -> int:
+        return sum(self.succeeded(number) for number in range(len(self.services)))
+
+    def succeeded(self, number: int) -> int:
+        """How many operations of one service have succeeded."""
+        query = "SELECT count(*) FROM durable_operations WHERE state = 'succeeded'"
+        row = self._connections[number].execute(query).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def close(self) -> None:
+        """Ends its connections."""
+        for connection in self._connections:
+            connection.close()
+
+
+@contextlib.contextmanager
+def running(
+    servers: Servers, *, services: int = 1, concurrency: int = 2, sender: str = "send", **fields: Any
+) -> Iterator[Durable]:
+    """So many services, each with a dispatcher and a worker, under one holder; parameters as of :class:`Durable`."""
+    with servers.stack() as stack:
+        processes = [start_holder(stack)]
+        made = [new_service(stack, f"service{number}") for number in range(services)]
+        for service in made:
+            processes += [service.dispatcher(), start_worker(service, concurrency)]
+        system = Durable(made, processes, sender, **fields)
+        try:
+            yield system
+        finally:
+            system.close()

@@ -1,0 +1,31 @@
+"""Stored runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.report.record import RESULTS, dump, load_all, newest_of_each, parse, store
+from tests.unit.benchmarks.runs import rates, run
+
+OLD = run("2026-11-01T10:00:00", {"end-to-end": {"celery-durable": rates(1)}, "release": {"celery-durable": rates(2)}})
+NEW = run("2026-11-02T10:00:00", {"end-to-end": {"celery-durable": rates(3)}})
+
+
+def test_a_run_comes_back_as_it_was(tmp_path: Path) -> None:
+    assert parse(dump(OLD)) == OLD
+    assert store(NEW, tmp_path).name == "2026-11-02T1000Z-0123456.json"
+    store(OLD, tmp_path)
+    assert load_all(tmp_path) == [OLD, NEW]
+
+
+def test_the_newest_run_of_a_scenario_counts() -> None:
+    assert newest_of_each([NEW, OLD]) == {"end-to-end": NEW, "release": OLD}
+
+
+def test_what_is_stored_can_be_read_and_names_no_path_of_a_machine() -> None:
+    for stored in load_all():
+        assert stored.scenarios
+        for measured in stored.scenarios.values():
+            assert all(len(samples) >= 3 for samples in measured.samples.values())
+    for path in RESULTS.glob("*.json"):
+        assert "/tmp/" not in path.read_text()
