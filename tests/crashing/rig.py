@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,6 +15,8 @@ from tests.e2e.observe import History, holder_rows, in_use, operation, outbox_de
 from tests.harness import EMBEDDED, REAL, Process, Service, wait_until
 
 DEADLINE_S = 90.0
+
+Test = TypeVar("Test", bound=Callable[..., None])
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,23 @@ class Expected:
         return cls([result.id for result in results], state, runs)
 
 
-def on_stacks(points: Sequence[str], *, also_real: Collection[str]) -> pytest.MarkDecorator:
-    """Tries each point on a stack that its module's tests share: embedded, and real at the places ``also_real``."""
-    real = (pytest.mark.postgresql, pytest.mark.kafka, pytest.mark.redis)
-    params = [pytest.param(EMBEDDED, point) for point in points]
-    params += [pytest.param(REAL, point, marks=real) for point in points if point.rpartition(".")[0] in also_real]
-    return pytest.mark.parametrize(("module_stack", "point"), params, indirect=["module_stack"], scope="module")
+def on_embedded(points: Sequence[str]) -> Callable[[Test], Test]:
+    """Tries each point on the embedded stack that the tests of a module share."""
+    return _on(pytest.param(EMBEDDED), points)
+
+
+def on_real(points: Sequence[str], places: Collection[str]) -> Callable[[Test], Test]:
+    """Tries the points at these places on real services that the tests of a module share."""
+    param = pytest.param(REAL, marks=[pytest.mark.postgresql, pytest.mark.kafka, pytest.mark.redis])
+    return _on(param, [point for point in points if point.rpartition(".")[0] in places])
+
+
+def _on(stack: Any, points: Sequence[str]) -> Callable[[Test], Test]:
+    # One kind of stack a test: of points that come on both, pytest runs one on both before the next, and each time
+    # that the kind changes it ends all processes and starts others.
+    shared = pytest.mark.parametrize("module_stack", [stack], indirect=True, scope="module")
+    each = pytest.mark.parametrize("point", points)
+    return lambda test: each(shared(test))
 
 
 def dies(process: Process, orders: Orders, point: str) -> None:

@@ -102,6 +102,8 @@ CASES = {
     "worker.told": Case(failing, limit=None, told=True),
 }
 CRASHED = [point for point in POINTS if point.rpartition(".")[0] in CASES]
+ALSO_REAL = ("worker.start", "worker.beat", "worker.succeed", "worker.message")
+"""Places where PostgreSQL or Redis is told what SQLite or a folder may take otherwise."""
 
 
 class Workers:
@@ -132,7 +134,7 @@ def workers(module_stack: Stack) -> Workers:
     return Workers(service)
 
 
-@pytest.mark.parametrize("point", CRASHED)
+@rig.on_embedded(CRASHED)
 def test_a_worker_killed_at(point: str, workers: Workers) -> None:
     """Every operation ends as it should, its body torn only where it had begun and was not settled."""
     place, _, moment = point.rpartition(".")
@@ -152,3 +154,9 @@ def test_a_worker_killed_at(point: str, workers: Workers) -> None:
         results = [service.folder / "results" / f"celery-task-meta-{operation_id}" for operation_id in expected.ids]
         wait_until(lambda: all(result.exists() for result in results), rig.DEADLINE_S, what="the result backend told")
         wait_until(lambda: not rows(service, "untold", "operation_id"), rig.DEADLINE_S, what="nothing left to tell")
+
+
+@rig.on_real(CRASHED, ALSO_REAL)
+def test_a_worker_on_real_services_killed_at(point: str, workers: Workers) -> None:
+    """The same at places where PostgreSQL or Redis may do what their stand-ins do not."""
+    test_a_worker_killed_at(point, workers)
