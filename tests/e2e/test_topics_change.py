@@ -116,7 +116,8 @@ def test_topics_that_are_lost_are_noticed_and_read_from_their_start(real_stack: 
     holder = real_stack.holder(kafka_session_timeout_ms=SESSION_MS)
     for name in sorted(unread):
         wait_ended(service, name, 1, DEADLINE_S)
-    assert "messages were trimmed before they were read" in holder.log.read_text()
+    told = "messages were trimmed before they were read"
+    wait_until(lambda: told in holder.log.read_text(), DEADLINE_S, what="the holder's word that messages are gone")
     works(service, "after")
     ends_well(service)
 
