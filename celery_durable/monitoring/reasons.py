@@ -73,7 +73,9 @@ def queued_reason(group: str, known: Known) -> str:
     """The same for a queued operation; it changes only with the account's row."""
     if known.offered(group):
         return "a permit is being claimed for its group"
-    return known.blocked.get(group, "not looked at yet").replace("_", " ")
+    reason = known.blocked.get(group, "waits for a dispatcher").replace("_", " ")
+    nothing = reason == "account limit" and known.limit is not None and known.limit.limit == 0
+    return f"{reason} is 0" if nothing else reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,19 @@ def describe_reason(waiting: Waiting) -> str:
 
 
 _OFFERED = "a permit is offered and is being claimed{full}"
-_UNKNOWN = "no pass has found it blocked yet; if this lasts: is a dispatcher running?"
+_UNKNOWN = (
+    "a dispatcher has not asked the holder for a permit yet, or waits for its answer; if this lasts, check that "
+    "`celery -A <app> durable dispatcher` and `holder-service run` run, and what they log"
+)
+_NOTHING = "the limit of account {account!r} is 0, so nothing is admitted; it is {source}{raise_it}"
+_RAISE = {
+    "command": ": raise it with celery_durable.limits.set(), or take it away with limits.unset()",
+    "rule": ": raise it in HOLDER_LIMITS",
+    "declared": ": raise limit= there, or say more with celery_durable.limits.set()",
+}
 _SENTENCES = {
     "account_limit": "the limit of account {account!r} is reached{full}",
-    "group_limit": "the limit of group {group!r} in account {account!r} is reached",
+    "group_limit": "the limit of group {group!r} in account {account!r} is reached; holder-service accounts shows it",
     "paused": "account {account!r} is paused{full}",
     "rate": "the rate of account {account!r} is used up for now{full}",
     "turn": "more want account {account!r} than it has permits; they take turns{full}",
@@ -109,9 +120,25 @@ _SENTENCES = {
 
 def _sentence(waiting: Waiting) -> str:
     limit = waiting.limit
-    full = f" ({limit.in_use} of {limit.limit} in use in all services, limit from {limit.source})" if limit else ""
+    if limit is not None and limit.limit == 0 and waiting.reason == "account_limit":
+        raise_it = _RAISE.get(limit.source.partition(" ")[0], "")
+        return _NOTHING.format(account=waiting.account, source=_source(limit), raise_it=raise_it)
+    full = f" ({limit.in_use} of {limit.limit} in use in all services, {_source(limit)})" if limit else ""
     template = _OFFERED if waiting.offered else _SENTENCES.get(waiting.reason or "", waiting.reason or _UNKNOWN)
     return template.format(account=waiting.account, group=waiting.group, full=full)
+
+
+def _source(limit: AccountLimit) -> str:
+    """Whose word the limit is, for people."""
+    kind, _, key = limit.source.partition(" ")
+    words = {
+        "command": "set by a command",
+        "rule": f"by the holder's rule {key!r}",
+        "declared": "declared by the services' code",
+        "mutex": "a mutex by the services' code",
+        "default": "by default",
+    }
+    return words.get(kind, f"from {limit.source}")
 
 
 def _first_line(text: str) -> str:

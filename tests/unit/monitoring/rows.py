@@ -72,6 +72,7 @@ def add_account(
     in_use: int,
     offered: int = 0,
     group_limit: int | None = None,
+    source: str = "declared",
 ) -> None:
     """Adds an account's row with the holder's newest reply, and what this service declares."""
     reply = AccountReply(
@@ -82,7 +83,7 @@ def add_account(
         version=1,
         answers=1,
         groups=(ReplyGroup(permits=2, offered=offered),),
-        account_limit=AccountLimit(limit=limit, in_use=in_use, source="declared"),
+        account_limit=AccountLimit(limit=limit, in_use=in_use, source=source),
     )
     state = AccountState(account, declared=Declared(group_limit=group_limit)).to_json()
     values = {"account": account, "state": state, "blocked": blocked, "reply": reply.to_bytes().decode()}

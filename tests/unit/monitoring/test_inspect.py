@@ -67,10 +67,35 @@ def test_why_an_operation_is_queued(runtime: Runtime) -> None:
     assert (found.limit.limit, found.limit.in_use, found.limit.source) == (3, 3, "declared")
     assert (found.in_use, [each.id for each in found.permits_held_by]) == (2, ["r1", "r2"])
     assert found.summary == (
-        "the limit of account 'acme' is reached (3 of 3 in use in all services, limit from declared); "
+        "the limit of account 'acme' is reached (3 of 3 in use in all services, declared by the services' code); "
         "2 of its group come first"
     )
     assert inspect.why(runtime, "urgent").summary.endswith("; it is the first of its group")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("command", "set by a command: raise it with celery_durable.limits.set()"),
+        ("rule tenant", "by the holder's rule 'tenant': raise it in HOLDER_LIMITS"),
+        ("declared", "declared by the services' code: raise limit= there"),
+    ],
+)
+def test_why_says_whose_word_a_limit_of_0_is(runtime: Runtime, source: str, says: str) -> None:
+    """G1: "0 of 0 in use" looks like a fault of the counting."""
+    add(runtime, "q", "queued")
+    add_account(runtime, "acme", blocked={"": "account_limit"}, limit=0, in_use=0, source=source)
+    summary = inspect.why(runtime, "q").summary
+    assert summary.startswith(f"the limit of account 'acme' is 0, so nothing is admitted; it is {says}")
+    assert inspect.ps(runtime)[0].why == "account limit is 0"
+
+
+def test_why_before_anybody_has_answered(runtime: Runtime) -> None:
+    """G1: what goes on and what to check, in words that need no source code."""
+    add(runtime, "q", "queued")
+    summary = inspect.why(runtime, "q").summary
+    for part in ("has not asked the holder for a permit", "celery -A <app> durable dispatcher", "holder-service run"):
+        assert part in summary
 
 
 def test_why_says_what_a_grant_is_waiting_for(runtime: Runtime) -> None:
@@ -84,7 +109,7 @@ def test_why_says_what_a_grant_is_waiting_for(runtime: Runtime) -> None:
     ("state", "values", "why"),
     [
         ("scheduled", {"due_ms": 90_000}, "due in 90 s"),
-        ("queued", {}, "not looked at yet"),
+        ("queued", {}, "waits for a dispatcher"),
         ("admitted", {"sends": 2, "due_ms": 5_000}, "sent to queue celery, no worker has started it"),
         ("admitted", {"sends": 0, "due_ms": 0}, "may run, not sent yet"),
         ("running", {"alive_ms": -1_000}, "its heartbeats are overdue"),
