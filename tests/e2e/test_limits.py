@@ -129,7 +129,8 @@ def test_a_rule_or_command_cannot_loosen_a_mutex(running: Running) -> None:
     history = History([service])
     history.check_bound(1, account=account)
     history.check_bound(5, account="ruled:free")
-    assert f"'{account}': limit 7 from command is ignored" in running.stack.logs()
+    told = f"'{account}': limit 7 from command is ignored"
+    wait_until(lambda: told in running.stack.logs(), 30, what="the holder's word of it")
 
 
 def test_the_smaller_of_two_declared_limits_holds(running: Running) -> None:
