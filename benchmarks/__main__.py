@@ -20,7 +20,7 @@ from benchmarks.scenarios import SCENARIOS
 from benchmarks.setting import machine
 from benchmarks.setting.servers import Servers
 
-REPETITIONS, REPETITIONS_QUICK, SCALE_QUICK = 3, 2, 0.4
+REPETITIONS, REPETITIONS_QUICK, SCALE_QUICK = 3, 2, 0.3
 
 
 def main(words: Sequence[str]) -> int:
@@ -33,9 +33,6 @@ def main(words: Sequence[str]) -> int:
         page.write(load_all())
         return 0
     quick = arguments.quick
-    chosen = [SCENARIOS[name] for name in arguments.names] or [
-        one for one in SCENARIOS.values() if one.quick or not quick
-    ]
     run = Run(
         command=shlex.join(["python", "-m", "benchmarks", *words]),
         started_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"),
@@ -46,8 +43,8 @@ def main(words: Sequence[str]) -> int:
     scale = arguments.scale or (SCALE_QUICK if quick else 1.0)
     with ExitStack() as handles:
         bench = Bench(Servers(handles), scale)
-        for scenario in chosen:
-            run.scenarios[scenario.name] = _measure(scenario, bench, repetitions)
+        for scenario in choose(arguments.names, quick=quick):
+            run.scenarios[scenario.name] = _measure(scenario, bench, repetitions, scenario.quick if quick else ())
     stored = newest_of_each(load_all())
     print(aligned([("what", "goal", "now", "stored", "now/stored"), *compare(GOALS, run, stored)]))
     if not quick and scale == 1.0 and repetitions >= REPETITIONS:
@@ -56,11 +53,19 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _measure(scenario: Scenario, bench: Bench, repetitions: int) -> Measured:
-    """Every contender once in each repetition, in an order that turns with it."""
+def choose(names: Sequence[str], *, quick: bool) -> list[Scenario]:
+    """The named scenarios; without names all, or all that belong to the quick comparison."""
+    if names:
+        return [SCENARIOS[name] for name in names]
+    return [scenario for scenario in SCENARIOS.values() if scenario.quick or not quick]
+
+
+def _measure(scenario: Scenario, bench: Bench, repetitions: int, only: Sequence[str]) -> Measured:
+    """Every contender, or ``only`` those, once in each repetition, in an order that turns with it."""
     with scenario.contenders(bench) as contenders:
-        names = list(contenders)
-        measured = Measured(scenario.what, {name: one.settings for name, one in contenders.items() if one.settings})
+        names = [name for name in contenders if not only or name in only]
+        settings = {name: contenders[name].settings for name in names if contenders[name].settings}
+        measured = Measured(scenario.what, settings)
         measured.samples = {name: [] for name in names}
         for repetition in range(repetitions):
             turn = repetition % len(names)

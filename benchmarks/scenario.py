@@ -43,10 +43,10 @@ class Scenario:
 
     :param what: what exactly is measured, in a sentence or two.
     :param contenders: sets up what its contenders share, until the context ends.
-    :param quick: it belongs to the quick comparison.
+    :param quick: the contenders that the quick comparison measures; none: it leaves the scenario out.
     """
 
     name: str
     what: str
     contenders: Callable[[Bench], contextlib.AbstractContextManager[Contenders]]
-    quick: bool = False
+    quick: tuple[str, ...] = ()

@@ -82,16 +82,19 @@ SCENARIOS = (
         "enqueue-one",
         "`delay` in a loop, by one process, into an empty store; nobody consumes. Calls a second.",
         _one,
-        quick=True,
+        quick=(OURS, NO_RESULTS),
     ),
     Scenario(
         "enqueue-in-transaction",
         "What a `delay` adds to transactions that insert a row of the user's own and commit: 20 with it and "
         "20 without it in turn, and the difference of their times, a heavier commit included. Calls a second.",
         _in_transaction,
-        quick=True,
+        quick=(OURS, NO_RESULTS),
     ),
     Scenario(
-        "enqueue-bulk", "One `enqueue_many` against plain Celery's loop of `delay`. Calls a second.", _bulk, quick=True
+        "enqueue-bulk",
+        "One `enqueue_many` against plain Celery's loop of `delay`. Calls a second.",
+        _bulk,
+        quick=(OURS, NO_RESULTS),
     ),
 )

@@ -101,6 +101,6 @@ SCENARIOS = (
         "idle-start",
         "A call every 0.3 to 0.5 s, at random, of a service that is idle: from the call to the start of its body.",
         _idle,
-        quick=True,
+        quick=("no account", "warm lease"),
     ),
 )

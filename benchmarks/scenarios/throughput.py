@@ -89,8 +89,8 @@ def _limit_1(bench: Bench) -> Iterator[Contenders]:
 
 
 SCENARIOS = (
-    Scenario("end-to-end", f"No account. {WHAT}", _no_account),
-    Scenario("accounts-limit-5", f"20 accounts in turn, limit 5 each. {WHAT}", _limit_5, quick=True),
+    Scenario("end-to-end", f"No account. {WHAT}", _no_account, quick=(OURS, REDIS_RESULTS)),
+    Scenario("accounts-limit-5", f"20 accounts in turn, limit 5 each. {WHAT}", _limit_5, quick=(OURS, "no account")),
     Scenario(
         "accounts-limit-1",
         "20 accounts in turn, limit 1 each, two services that both want all of them, each with a caller of its own. "
