@@ -118,7 +118,7 @@ def test_a_service_that_is_cut_off_and_one_that_is_gone(real_stack: Stack, holde
 
     held = running(billing, account, "second")
     waiting = [crm.task("work").delay(account) for _ in range(2)]
-    wait_until(lambda: holder_database.client(account, "crm").waiting == 2, DEADLINE_S, what="crm is known to wait")
+    wait_until(lambda: holder_database.usage(account).waiting == 2, DEADLINE_S, what="crm is known to wait")
     dispatcher.kill()
     worker.kill()
     holder_database.later(AN_HOUR_MS)
