@@ -38,8 +38,12 @@ logger = logging.getLogger(__name__)
 DROPPED_S = 0.2
 """How long a dropped partition rests before it is opened again, in seconds."""
 CLOSE_S = 10.0
-"""How long leaving the group may take, in seconds. librdkafka's own close has no deadline, and was seen to wait for
-ever; the group goes on without a member that was left behind after its session timeout."""
+"""How long leaving the group may take, in seconds.
+
+librdkafka's close has no deadline. It waits for the answers to offsets that are being committed: for the session
+timeout at least where the coordinator is away, for ever where the connection broke with a commit on it (librdkafka
+issue 3740). A consumer left behind goes on closing, and leaves the group when Kafka is back; until then the group
+drops it after its session timeout, and refuses its commit once another member has joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +196,20 @@ class PartitionReader:
                 "missing", "%s: there is no such topic; create it with the command `topics apply`", self._topic
             )
             return None
-        consumer = client.make_consumer(
-            self._settings, self._group_id, error_cb=self._on_error, on_commit=self._on_commit
-        )
+
+        def failed(error: KafkaError) -> None:
+            if error.fatal():
+                session.broken = f"fatal error of the consumer: {error.str()}"
+
+        consumer = client.make_consumer(self._settings, self._group_id, error_cb=failed, on_commit=self._on_commit)
         session = _Session(consumer, identity)
 
         # librdkafka assigns at its own offsets if this callback raises: nothing may leave it.
+        # The thread that closes a consumer serves what is still pending: by then another session may be the reader's.
         def assigned(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+            if self._session is not session:
+                consumer.incremental_assign([])
+                return
             try:
                 starts = self._open(session, [p.partition for p in partitions])
                 consumer.incremental_assign(
@@ -210,9 +221,10 @@ class PartitionReader:
                 consumer.incremental_assign([])
 
         def revoked(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-            # librdkafka remembers a pause across assignments: a partition that comes back would stay silent.
-            consumer.resume([p for p in partitions if p.partition in session.closed])
-            self._forget(session, [p.partition for p in partitions])
+            if self._session is session:
+                # librdkafka remembers a pause across assignments: a partition that comes back would stay silent.
+                consumer.resume([p for p in partitions if p.partition in session.closed])
+                self._forget(session, [p.partition for p in partitions])
             consumer.incremental_unassign(partitions)
 
         consumer.subscribe([self._topic], on_assign=assigned, on_revoke=revoked, on_lost=revoked)
@@ -355,10 +367,6 @@ class PartitionReader:
             logger.warning("%s: polled too late (kafka_max_poll_interval_ms); its partitions went away", self._topic)
         elif code != KafkaError._PARTITION_EOF:
             self._warnings.warning(code, "%s: %s", self._topic, error.str())
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.fatal() and self._session is not None:
-            self._session.broken = f"fatal error of the consumer: {error.str()}"
 
     def _on_commit(self, error: KafkaError | None, _partitions: list[TopicPartition]) -> None:
         if error is not None:

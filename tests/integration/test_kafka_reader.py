@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -13,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from celery_durable.kafka import consumer as consumer_module
 from celery_durable.kafka.client import consumer_config
 from celery_durable.kafka.consumer import PartitionReader
+from celery_durable.kafka.opening import Witness
 from celery_durable.kafka.received import place, read_to_end
 from celery_durable.kafka.settings import KafkaSettings
 from celery_durable.store import offsets
@@ -265,11 +271,10 @@ def test_an_offset_that_is_gone_while_reading_leads_to_a_new_look(
     assert owner.read_until(4) == values(4)
 
 
-def test_a_missing_topic_is_waited_for(tables: Tables, owners: list[Owner], cluster: MockCluster) -> None:
-    settings = kafka_settings(cluster.bootstrap_servers)
-    owners.append(owner := Owner(settings, tables, "made-on-first-use"))
+def test_a_missing_topic_is_waited_for(classic: KafkaSettings, tables: Tables, owners: list[Owner]) -> None:
+    owners.append(owner := Owner(classic, tables, "made-on-first-use"))
     owner.join(4)
-    publish(settings, "made-on-first-use", ["x"])
+    publish(classic, "made-on-first-use", ["x"])
     assert owner.read_until(1) == ["x"]
 
 
@@ -325,6 +330,137 @@ def test_a_consumer_that_never_closes_is_left_behind(
     assert "left behind" in caplog.text
     at_last.set()
     wait_until(lambda: all(thread.name != "consumer-close" for thread in threading.enumerate()))
+
+
+def test_a_reader_left_behind_without_kafka_harms_no_later_one(
+    cluster: MockCluster,
+    settings: KafkaSettings,
+    tables: Tables,
+    owners: list[Owner],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An offset whose commit Kafka never answered keeps librdkafka's close from ending (its issue 3740)."""
+    left = Owner(settings, tables, TOPIC)
+    left.join(4)
+    publish(settings, TOPIC, values(3), partition=0)
+    (batch,) = wait_until(lambda: left.reader.read(0.1, 100) or None)
+    cluster.down(1)
+    assert left.apply(batch)
+    left.reader.commit([batch])
+    with monkeypatch.context() as patch:
+        patch.setattr(consumer_module, "CLOSE_S", 0.3)
+        left.reader.close()
+    assert "left behind" in caplog.text
+    cluster.up(1)
+    owners.append(owner := Owner(settings, tables, TOPIC))
+    owner.join(4)
+    publish(settings, TOPIC, values(3, 3), partition=0)
+    assert owner.read_until(3) == values(3, 3)
+    wait_until(lambda: all(thread.name != "consumer-close" for thread in threading.enumerate()), 60)
+    wait_until(lambda: committed(settings, 0).offset == 6)
+    assert sorted(left.closed) == [0, 1, 2, 3]
+    assert owner.closed == []
+    assert not any(opening.went_back for opening in owner.openings)
+
+
+def test_a_process_ends_whose_consumer_never_closes(tmp_path: Path) -> None:
+    """The broker dies with an offset's commit on its way to it."""
+    script = tmp_path / "reads_and_ends.py"
+    script.write_text(_READS_AND_ENDS)
+    ended = subprocess.run(
+        [sys.executable, str(script), f"sqlite:///{tmp_path / 'ends.sqlite3'}"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": "."},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "closed, still closing: 1\n"
+
+
+_READS_AND_ENDS = """
+import sys, threading
+from celery_durable.kafka import consumer
+from tests.harness import wait_until
+from tests.kafka_parts import Owner, kafka_settings, publish, tables_in
+from tests.mock_cluster import MockCluster
+
+consumer.CLOSE_S = 0.3
+cluster = MockCluster()
+settings = kafka_settings(cluster.bootstrap_servers)
+with tables_in(sys.argv[1]) as tables:
+    owner = Owner(settings, tables, "accounts")
+    owner.join(4)
+    publish(settings, "accounts", ["x"])
+    (batch,) = wait_until(lambda: owner.reader.read(0.1, 100) or None)
+    cluster.down(1)
+    assert owner.apply(batch)
+    owner.reader.commit([batch])
+    owner.reader.close()
+print("closed, still closing:", sum(thread.name == "consumer-close" for thread in threading.enumerate()))
+"""
+
+
+class _Loud(Consumer):
+    """Logs to stderr from librdkafka's own threads; through a logger it would only when somebody polls."""
+
+    def __init__(self, config: dict[str, Any], logger: object = None) -> None:
+        super().__init__({**config, "debug": "cgrp"})
+
+
+def test_what_is_assigned_while_closing_is_not_opened(
+    settings: KafkaSettings, tables: Tables, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A consumer that is being closed gets no committed offsets any more: it would wait in vain for them."""
+    monkeypatch.setattr("celery_durable.kafka.client.Consumer", _Loud)
+    loaded = []
+
+    def load() -> Mapping[int, Position]:
+        loaded.append(threading.current_thread().name)
+        return {}
+
+    def asked(*_: object) -> dict[int, Witness]:
+        loaded.append("committed offsets")
+        return {}
+
+    monkeypatch.setattr(consumer_module, "witnesses", asked)
+    reader = PartitionReader(settings, topic=TOPIC, group_id=GROUP, load=load)
+    reader.read(0, 1)
+    said = ""
+
+    def assigned() -> bool:
+        nonlocal said
+        said += capfd.readouterr().err
+        return "-> wait-assign-call" in said
+
+    wait_until(assigned, what="an assignment that nobody has polled for")
+    reader.close()
+    assert loaded == []
+
+
+def test_a_consumer_left_behind_takes_nothing_from_its_successor(
+    cluster: MockCluster, classic: KafkaSettings, tables: Tables, owners: list[Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be told late that its partitions were revoked: the reader has a new consumer by then."""
+    revoked: list[Callable[[object, list[TopicPartition]], None]] = []
+
+    class Telling(Consumer):
+        def subscribe(self, topics: list[str], **callbacks: Any) -> None:
+            revoked.append(callbacks["on_revoke"])
+            super().subscribe(topics, **callbacks)
+
+    monkeypatch.setattr("celery_durable.kafka.client.Consumer", Telling)
+    owners.append(owner := Owner(classic, tables, TOPIC))
+    owner.join(4)
+    cluster.fail(Request.FETCH, [KafkaError.OFFSET_OUT_OF_RANGE])
+    wait_until(lambda: owner.step() is not None and len(owner.openings) >= 8, what="a second consumer")
+    publish(classic, TOPIC, values(3), partition=0)
+    wait_until(lambda: owner.reader.read(0.1, 100) or None)
+    revoked[0](Mock(), [TopicPartition(TOPIC, 0)])
+    assert owner.read_until(3, deadline_s=20) == values(3)
 
 
 def test_read_to_end(classic: KafkaSettings) -> None:

@@ -11,6 +11,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from celery_durable.kafka import client, topic_watch
+from celery_durable.kafka import consumer as consumer_module
 from celery_durable.kafka.client import make_admin, make_consumer, producer_config
 from celery_durable.kafka.relay import Relay
 from celery_durable.kafka.settings import KafkaSettings
@@ -299,3 +300,34 @@ def test_a_killed_broker_costs_nothing(own_kafka: KafkaBroker, tables: Tables, o
     with tables.database.reading() as connection:
         wait_until(lambda: relay.step() != 0 and outbox.depth(connection, tables.outbox)[0] == 0)
     relay.close()
+
+
+def test_a_reader_that_ends_without_a_broker_leaves_nothing_behind_when_it_is_back(
+    own_kafka: KafkaBroker,
+    tables: Tables,
+    owners: list[Owner],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """librdkafka's close waits for an offset's commit that nobody answers (its issue 3740)."""
+    settings = kafka_settings(own_kafka.bootstrap_servers, kafka_session_timeout_ms=2_000)
+    topic = settings.accounts_topic
+    create(make_admin(settings), topic)
+    left = Owner(settings, tables, topic)
+    left.join(2)
+    publish(settings, topic, values(3), partition=0)
+    (batch,) = wait_until(lambda: left.reader.read(0.1, 100) or None)
+    own_kafka.kill()
+    assert left.apply(batch)
+    left.reader.commit([batch])
+    with monkeypatch.context() as patch:
+        patch.setattr(consumer_module, "CLOSE_S", 0.3)
+        left.reader.close()
+    assert "left behind" in caplog.text
+    own_kafka.start()
+    owners.append(owner := Owner(settings, tables, topic))
+    owner.join(2)
+    publish(settings, topic, values(3, 3), partition=0)
+    assert owner.read_until(3) == values(3, 3)
+    wait_until(lambda: all(thread.name != "consumer-close" for thread in threading.enumerate()), 90)
+    assert owner.closed == []
