@@ -164,9 +164,24 @@ def up(context: click.Context, pool: str, concurrency: int, data: str) -> int:
     return run(context.find_root().params["app"], folder=Path(data), pool=pool, concurrency=concurrency)
 
 
+def _known_states(_context: click.Context, _parameter: click.Parameter, states: tuple[str, ...]) -> tuple[str, ...]:
+    from celery_durable.store.schema import STATES
+
+    for state in states:
+        if state not in STATES:
+            raise click.BadParameter(f"{state!r}: there is no such state; use {', '.join(STATES)}")
+    return states
+
+
 @durable.command()
 @click.option("--account", help="Only this account's.")
-@click.option("--state", "states", multiple=True, help="Only these states; may be repeated. Default: all not ended.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    callback=_known_states,
+    help="Only these states; may be repeated. Default: all not ended.",
+)
 @click.option("--limit", type=click.IntRange(1, LINES_MAX), default=100, show_default=True, help="Lines at most.")
 @_json
 @click.pass_context

@@ -7,13 +7,18 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from celery_durable.errors import ConfigurationError, DurableError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 FAILED = 1
+PIPE_WIDTH = 100_000
+"""More than any row needs: a table is as wide as its longest cells."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
@@ -36,6 +41,14 @@ def plainly() -> Iterator[None]:
         # Else Python tries once more at its end, and says so in several lines.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"standard output: {os.strerror(error.errno)}: give it another file")
+
+
+def wide_console() -> Console:
+    """Where tables are printed: as wide as the terminal, and without one each row in one line, for ``grep``."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def _fail(text: str) -> NoReturn:

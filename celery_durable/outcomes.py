@@ -15,6 +15,7 @@ from celery.utils.serialization import (
     UnpickleableExceptionWrapper,
     get_pickled_exception,
 )
+from kombu.exceptions import EncodeError
 from kombu.serialization import dumps, loads
 from kombu.utils.encoding import ensure_bytes
 
@@ -51,13 +52,21 @@ def _codec(app: Celery) -> Any:
     return codec
 
 
-def encode_result(app: Celery, value: Any) -> Encoded:
+def encode_result(app: Celery, value: Any, task: str) -> Encoded:
     """A task's return value, encoded by the app's ``result_serializer`` (and ``result_compression``).
 
+    :param task: the task's name, for the error.
     :raises kombu.exceptions.EncodeError: the value cannot be serialised (a terminal failure, case C10).
     """
     codec = _codec(app)
-    return _dump(codec, codec.prepare_value(value))
+    try:
+        return _dump(codec, codec.prepare_value(value))
+    except EncodeError as error:
+        raise EncodeError(
+            f"{task}: its result, of type {type(value).__qualname__}, cannot be serialised by result_serializer = "
+            f"{codec.serializer!r} ({bound_text(_safe_str(error), bytes_max=300)}): return what it can serialise, or "
+            "set another result_serializer, or ignore_result=True on the task"
+        ) from error
 
 
 def encode_exception(app: Celery, exception: BaseException, *, bytes_max: int) -> Encoded:

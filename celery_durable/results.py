@@ -125,7 +125,10 @@ class DurableBackend(BaseBackend):
                 on_interval()
             left_s = float("inf") if deadline is None else deadline - time.monotonic()
             if left_s <= 0:
-                raise CeleryTimeoutError("The operation timed out.")
+                raise CeleryTimeoutError(
+                    f"operation {task_id} has not ended within {timeout:g} s; to see why: "
+                    f"celery -A <app> durable why {task_id}"
+                )
             time.sleep(min(nap_s, left_s))
             nap_s = min(interval, nap_s * 1.5)
 

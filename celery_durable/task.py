@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
@@ -134,7 +134,9 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
         :raises EnqueueError: an option that an operation cannot carry, an account or group that is empty or no text,
             arguments that cannot be serialised. Nothing was written.
         :raises DuplicateOperationError: the ``task_id`` is another task's, or has other arguments.
+        :raises TypeError: ``args`` is no tuple or list, ``kwargs`` no dictionary, or they do not fit the signature.
         """
+        _check_arguments(self.name, args, kwargs)
         options.update(link=link, link_error=link_error, shadow=shadow)
         args = tuple(args) if isinstance(args, list) else args
         app = self._get_app()
@@ -222,7 +224,9 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
                 raise EnqueueError(
                     f"{self.name}: enqueue_many got a signature of {call['task']}: give {self.name}'s own"
                 )
-            return tuple(call.get("args") or ()), dict(call.get("kwargs") or {}), dict(call["options"])
+            args, kwargs = call.get("args"), call.get("kwargs")
+            _check_arguments(self.name, args, kwargs)
+            return tuple(args or ()), dict(kwargs or {}), dict(call["options"])
         raise EnqueueError(
             f"{self.name}: enqueue_many got {call!r:.100}: give tuples of arguments, or signatures ({self.name}.s(…))"
         )
@@ -230,6 +234,20 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
     def _apply_call(self, call: Any) -> EagerResult:
         args, kwargs, options = self._read_call(call)
         return self.apply_async(args, kwargs, **options)
+
+
+def _check_arguments(task: str, args: Any, kwargs: Any) -> None:
+    """Refuses ``apply_async("a", 1)``, whose text would be taken apart into its characters."""
+    if args is not None and not isinstance(args, tuple | list):
+        raise TypeError(
+            f"{task}: args = {args!r:.100}: give a tuple or a list of the positional arguments, "
+            f"apply_async(({args!r:.100},)), or call .delay({args!r:.100})"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(
+            f"{task}: kwargs = {kwargs!r:.100}: give a dictionary of the keyword arguments; positional arguments go "
+            "together into args, one tuple: apply_async((first, second))"
+        )
 
 
 def _declare(cls: type[DurableTask[..., Any]]) -> Declaration:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from celery_durable.console import plainly
+from celery_durable.console import plainly, wide_console
 from celery_durable.errors import ConfigurationError
 from holder_service import settings as settings_module
 from holder_service.settings import HolderSettings
@@ -136,7 +136,6 @@ def _opened(settings: HolderSettings, *, checked: bool = True) -> Iterator[tuple
 
 
 def _print_table(found: Iterable[Usage]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="Accounts", title_justify="left")
@@ -163,7 +162,7 @@ def _print_table(found: Iterable[Usage]) -> None:
     if empty:
         click.echo("no account has anything in use or waiting")
     else:
-        Console().print(table)
+        wide_console().print(table)
 
 
 def _plain(text: str) -> str:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from celery_durable.console import wide_console
 from celery_durable.monitoring.inspect import Account, Explanation, Operation
 from celery_durable.store.schema import ENDED_STATES
 
-PIPE_WIDTH = 200
 _COLOURS = {"running": "green", "retrying": "yellow", "failed": "red", "cancelled": "red", "succeeded": "dim"}
 
 
 def operations(found: Sequence[Operation]) -> None:
     """One line an operation."""
     if not found:
-        _console().print("No operations.")
+        wide_console().print("No operations.")
         return
     table = _table("ID", "TASK", "STATE", "ACCOUNT", "ATTEMPT", "AGE", "WHY")
     for each in found:
@@ -32,12 +31,12 @@ def operations(found: Sequence[Operation]) -> None:
             duration(each.age_s),
             _text(each.why),
         )
-    _console().print(table)
+    wide_console().print(table)
 
 
 def explanation(found: Explanation) -> None:
     """A few lines about one operation."""
-    console = _console()
+    console = wide_console()
     operation = found.operation
     console.print(
         Text.assemble((visible(operation.id), "bold"), "  ", operation.task, "  ", operation.state), soft_wrap=True
@@ -64,7 +63,7 @@ def explanation(found: Explanation) -> None:
 def accounts(found: Sequence[Account]) -> None:
     """One line an account, and one a group that has a name."""
     if not found:
-        _console().print("No account is in use.")
+        wide_console().print("No account is in use.")
         return
     table = _table("ACCOUNT", "GROUP", "LIMIT", "IN USE", "GIVEN OUT", "WAITING", "SCHEDULED", "OLDEST", "WHY")
     for account in found:
@@ -85,7 +84,7 @@ def accounts(found: Sequence[Account]) -> None:
                 in_use, waiting = str(group.in_use), str(group.waiting)
                 limit = "" if group.declared_limit is None else f"{group.declared_limit} (declared)"
                 table.add_row("", _text(group.group), limit, in_use, "", waiting, "", "", _words(group.reason))
-    _console().print(table)
+    wide_console().print(table)
 
 
 def visible(text: str) -> str:
@@ -120,10 +119,3 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column in ("STATE", "ATTEMPT", "AGE", "OLDEST"))
     return table
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_WIDTH)
-    return console

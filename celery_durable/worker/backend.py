@@ -53,7 +53,7 @@ class SettlingBackend(DurableBackend):
             ignored = not store_result or getattr(request, "ignore_result", False)
             # A chord is given what its members return, whatever else becomes of it.
             keep = not ignored or bool(getattr(request, "chord", None))
-            state_after = settle.succeed(self.app, run, result, keep_result=keep)
+            state_after = settle.succeed(self.app, run, result, result_of=self._task.name if keep else None)
             self._end_if_cancelled(state_after, task_id, request)
             if state_after != SUCCEEDED:
                 self._forward_retry(run, task_id, None, None, request)

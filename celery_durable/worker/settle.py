@@ -44,8 +44,10 @@ class CancelledOutcome(Ignore):
     """What the main process is told of an attempt that was cancelled while it ran."""
 
 
-def succeed(app: Any, run: Run, value: Any, *, keep_result: bool) -> str:
+def succeed(app: Any, run: Run, value: Any, *, result_of: str | None) -> str:
     """Settles as succeeded, unless the body had asked for a retry: then that. Returns the operation's state.
+
+    :param result_of: the task whose result is kept; None: it is not.
 
     :raises kombu.exceptions.EncodeError: the result cannot be serialised; nothing was written.
     :raises AttemptRefused: the operation is no longer this attempt's.
@@ -56,8 +58,8 @@ def succeed(app: Any, run: Run, value: Any, *, keep_result: bool) -> str:
     if run.staged is not None:
         return retry(app, run, None, None)
     ending = Ending()
-    if keep_result:
-        encoded = encode_result(app, value)
+    if result_of is not None:
+        encoded = encode_result(app, value, result_of)
         ending = Ending(encoded.content_type, encoded.content_encoding, encoded.data)
     return _write(app, run, lambda attempts: attempts.succeed(run.attempt, ending))
 
@@ -129,7 +131,7 @@ def rest(app: Any, run: Run, state: str | None, retval: Any) -> None:
     elif isinstance(retval, Ignore):
         # What the app's own result backend has is the body's doing: Celery tells it nothing then.
         run.attempt = replace(run.attempt, tells=False)
-        succeed(app, run, None, keep_result=False)
+        succeed(app, run, None, result_of=None)
     elif isinstance(retval, BaseException):
         fail(app, run, recorded(retval), None)
     else:

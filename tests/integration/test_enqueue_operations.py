@@ -223,10 +223,21 @@ def test_a_parent_that_ran_again_sends_its_child_again(shop: Service) -> None:
     assert b'"a"' in shop.rows(shop.tables.payloads)[0].body
 
 
-def test_arguments_of_a_wrong_type_are_refused_as_in_celery(shop: Service) -> None:
-    for args, kwargs in (("ab", None), (5, None), ((1,), [2])):
-        with pytest.raises(TypeError):
-            shop.plain.apply_async(args, kwargs)
+def test_arguments_of_a_wrong_type_are_refused(shop: Service) -> None:
+    """As in Celery, but before an account is made of a text's characters, and with what to give."""
+    wrong: list[tuple[Any, Any, str]] = [
+        ("ab", None, r"args = 'ab': give a tuple or a list .*apply_async\(\('ab',\)\)|delay"),
+        ("a", 1, r"args = 'a': give a tuple"),
+        (5, None, r"args = 5: give a tuple"),
+        (("acme",), 1, r"kwargs = 1: give a dictionary"),
+        (("acme",), [2], r"kwargs = \[2\]: give a dictionary"),
+    ]
+    for task in (shop.plain, shop.charge):
+        for args, kwargs, says in wrong:
+            with pytest.raises(TypeError, match=says):
+                task.apply_async(args, kwargs)
+        with pytest.raises(TypeError, match=r"args = 'ab': give a tuple"):
+            task.enqueue_many([{**task.s(), "args": "ab"}])
     assert shop.count(shop.tables.operations) == 0
 
 

@@ -70,7 +70,7 @@ def test_states_from_outside(shop: Service) -> None:
     put(shop, result, "retrying", error="ValueError: later", due_at=now_ms())
     assert result.state == states.RETRY
     assert "ValueError: later" in str(result.info)
-    put(shop, result, "succeeded", encode_result(shop.app, {"amount": 12}))
+    put(shop, result, "succeeded", encode_result(shop.app, {"amount": 12}, "t"))
     assert (result.state, result.result, result.get(timeout=5)) == (states.SUCCESS, {"amount": 12}, {"amount": 12})
     assert result.successful()
     assert result.date_done is not None
@@ -103,7 +103,7 @@ def test_a_failure_of_which_only_the_text_is_known(shop: Service) -> None:
 def test_an_unknown_id_is_pending_as_in_celery(shop: Service) -> None:
     result = shop.plain.AsyncResult("nobody")
     assert (result.state, result.info, result.exists()) == (states.PENDING, None, False)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"nobody has not ended within 0 s.*celery -A <app> durable why nobody"):
         result.get(timeout=0)
     assert result.cancel() == "unknown"
 
@@ -150,7 +150,7 @@ def test_get_waits_without_a_hot_poll(shop: Service) -> None:
     with pytest.raises(TimeoutError):
         result.get(timeout=1.0)
     assert 2 <= len(polls) <= 12
-    timer = threading.Timer(0.3, lambda: put(shop, result, "succeeded", encode_result(shop.app, 7)))
+    timer = threading.Timer(0.3, lambda: put(shop, result, "succeeded", encode_result(shop.app, 7, "t")))
     timer.start()
     assert result.get(timeout=20, interval=0.05) == 7
     timer.join()
@@ -219,7 +219,7 @@ def test_cancel_belongs_to_the_callers_transaction(shop: Service) -> None:
 def test_forget_drops_the_result_and_keeps_the_id(shop: Service) -> None:
     """A1: dedup reaches as far as retention."""
     result = shop.plain.apply_async((1,), task_id="order-81")
-    put(shop, result, "succeeded", encode_result(shop.app, 7))
+    put(shop, result, "succeeded", encode_result(shop.app, 7, "t"))
     assert result.get(timeout=5) == 7
     result.forget()
     assert (result.state, result.result) == (states.SUCCESS, None)
@@ -253,7 +253,7 @@ def test_a_task_whose_results_are_pickled(sqlite_url: str) -> None:
     with service(sqlite_url) as shop:
         shop.app.conf.update(result_serializer="pickle", result_accept_content=["pickle"])
         result = shop.plain.delay()
-        put(shop, result, "succeeded", encode_result(shop.app, {1, 2}))
+        put(shop, result, "succeeded", encode_result(shop.app, {1, 2}, "t"))
         stored = shop.rows(shop.tables.operations, "id", "result_content_type")
         assert stored[0].result_content_type == "application/x-python-serialize"
         assert result.get(timeout=5) == {1, 2}
@@ -271,7 +271,7 @@ def test_an_app_without_a_result_backend_reads_operations_and_drops_the_rest(sho
         return x
 
     result = shop.charge.delay("acme", "wf-7")
-    put(shop, result, "succeeded", encode_result(shop.app, {"charged": 12}))
+    put(shop, result, "succeeded", encode_result(shop.app, {"charged": 12}, "t"))
     found = app.AsyncResult(result.id)
     assert (found.state, found.get(timeout=1)) == (states.SUCCESS, {"charged": 12})
     assert app.backend.as_uri() == "disabled://"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from holder_service.cli import main
+from holder_service.cli import _print_table, main
+from holder_service.usage import Usage
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,12 @@ def test_go_wants_one_account_or_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for words in (["go"], ["go", "acme", "--all"]):
         result = CliRunner().invoke(main, words, env={"HOLDER_DATABASE_URL": f"sqlite:///{tmp_path}/h.db"})
         assert (result.exit_code, "--all" in result.stderr) == (2, True)
+
+
+def test_a_pipe_gets_each_account_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """For ``grep``, whatever the length of an account's name."""
+    name = "tenant:" + "a" * 150
+    _print_table([Usage(name, 4, f"rule {name}", False, 1, 2, 1, 1, 1)])
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(name in line for line in lines) == 1
+    assert next(line.count(name) for line in lines if name in line) == 2

@@ -20,6 +20,17 @@ def test_names_from_outside_do_not_steer_the_terminal(capsys: pytest.CaptureFixt
     assert shown.count("\n") == 3
 
 
+def test_a_pipe_gets_each_row_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """For ``grep``, whatever the length of names from outside."""
+    long = "a" * 150
+    printing.operations(
+        [Operation(long, long, "queued", long, "", "celery", 0, 1, None, 9.0, None, None, None, "w" * 300)]
+    )
+    assert capsys.readouterr().out.count("\n") == 2
+    printing.accounts([Account(long, 1, f"rule {long}", 0, 0, 1, 0, None, [AccountGroup(long, 0, 0, 1, None)])])
+    assert capsys.readouterr().out.count("\n") == 3
+
+
 def test_a_group_s_limit_is_shown_with_whose_word_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     groups = [AccountGroup("wf-7", 2, 2, 1, "group_limit", 2), AccountGroup("wf-8", 1, 1, 0, None)]
     printing.accounts([Account("acme", 9, "rule *", 3, 3, 1, 0, 4.0, groups)])

@@ -42,24 +42,25 @@ def app(request: pytest.FixtureRequest) -> Celery:
 
 @pytest.mark.parametrize("value", [None, 0, "é", [1, {"a": None}], {"x": "y" * 100_000}])
 def test_results_come_back(app: Celery, value: Any) -> None:
-    assert decode_result(app, encode_result(app, value), failed=False) == value
+    assert decode_result(app, encode_result(app, value, "t"), failed=False) == value
 
 
 def test_results_are_compressed_as_the_app_says() -> None:
     app = app_with("json", result_compression="gzip")
-    encoded = encode_result(app, "x" * 10_000)
+    encoded = encode_result(app, "x" * 10_000, "t")
     assert len(encoded.data) < 1_000
     assert decode_result(app, encoded, failed=False) == "x" * 10_000
 
 
 def test_a_result_that_cannot_be_serialised() -> None:
     """C10"""
-    with pytest.raises(EncodeError):
-        encode_result(app_with("json"), object())
+    says = r"shop\.charge: its result, of type object, .*result_serializer = 'json'.*ignore_result=True"
+    with pytest.raises(EncodeError, match=says):
+        encode_result(app_with("json"), object(), "shop.charge")
 
 
 def test_content_that_the_app_does_not_accept() -> None:
-    encoded = encode_result(app_with("pickle"), 1)
+    encoded = encode_result(app_with("pickle"), 1, "t")
     with pytest.raises(ContentDisallowed):
         decode_result(app_with("json"), encoded, failed=False)
 
