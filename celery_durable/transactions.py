@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
 from celery_durable.errors import ConfigurationError, EnqueueError
-from celery_durable.store.database import DIALECTS, redact
+from celery_durable.store.database import DIALECTS, file_problem, redact
 
 if TYPE_CHECKING:
     from celery_durable.runtime import Runtime
@@ -195,12 +195,16 @@ def _other_owner(runtime: Runtime, connection: Connection, *, once: bool) -> str
 def database_errors(runtime: Runtime, target: Session | Connection | None = None) -> Iterator[None]:
     """Turns what SQLAlchemy says about missing tables or an unusable session into one clear line.
 
-    Errors of the database itself (away, locked, a conflict of transactions) pass as they are: the caller knows how to
-    handle those of its own database.
+    So it does with an SQLite file that cannot be used. Errors of the database itself (away, locked, a conflict of
+    transactions) pass as they are: the caller knows how to handle those of its own database.
     """
     try:
         yield
     except DBAPIError as error:
+        if target is None and error.orig is not None:
+            found = file_problem(runtime.database.url, error.orig)
+            if found is not None:
+                raise ConfigurationError(f"database_url = {redact(runtime.database.url)}: {found}") from error
         if not _is_missing(error):
             raise
         missing = (

@@ -42,10 +42,13 @@ EMBEDDED_FETCH_WAIT_MS = "20"
 
 Each of holder and dispatcher costs 0.8 % of a core then; at 10 ms it was 1.0 %, at 5 ms 1.6 %.
 """
+EMBEDDED_REBALANCE_MS = 3_000
+"""librdkafka's ``test.mock`` default for a group's first rebalance."""
 CHECK_EVERY_S = 0.2
 SHUTDOWN_S = 20.0
 """How long running tasks may go on after Ctrl-C. What is killed then runs again after the next start."""
 
+_SESSION = "kafka_session_timeout_ms"
 _COLOURS = {"up": "white", "holder": "magenta", "dispatcher": "cyan", "worker": "green"}
 
 
@@ -89,6 +92,8 @@ def choose(app: Celery, name: str, folder: Path, environment: Mapping[str, str |
     if not database_url:
         database_url = client["DATABASE_URL"] = f"sqlite:///{folder.resolve() / client_id}.sqlite3"
     embedded = not settings.kafka_bootstrap_servers
+    if embedded:
+        _require_session_timeout(settings, configured)
     if embedded and "kafka_fetch_wait_max_ms" not in settings.model_fields_set:
         client["KAFKA_FETCH_WAIT_MAX_MS"] = EMBEDDED_FETCH_WAIT_MS
     given = {key.upper() for key, value in configured.items() if value}
@@ -115,6 +120,20 @@ def choose(app: Celery, name: str, folder: Path, environment: Mapping[str, str |
     if holder is None:
         setup.facts.append("no holder is started: Kafka is configured, so its holder runs elsewhere")
     return setup
+
+
+def _require_session_timeout(settings: Settings, configured: Mapping[str, str | None]) -> None:
+    holder = next((value for key, value in configured.items() if key.upper() == f"HOLDER_{_SESSION}".upper()), None)
+    timeouts = {ENV_PREFIX: settings.kafka_session_timeout_ms}
+    if holder is not None and holder.isdecimal():
+        timeouts["HOLDER_"] = int(holder)
+    for prefix, timeout_ms in timeouts.items():
+        if timeout_ms <= EMBEDDED_REBALANCE_MS:
+            raise ConfigurationError(
+                f"{_SESSION} = {timeout_ms}: the embedded Kafka gives the first member of a group its partitions after "
+                f"{EMBEDDED_REBALANCE_MS} ms, and one with a shorter session never; set {prefix}{_SESSION.upper()} to "
+                f"{2 * EMBEDDED_REBALANCE_MS} or more, or configure a Kafka"
+            )
 
 
 def _holder(given: set[str], settings: Settings, folder: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError
 
+from celery_durable.kafka.throttle import Throttled
 from celery_durable.permits.messages import AccountReply
 from celery_durable.permits.queue import (
     AccountState,
@@ -89,6 +90,7 @@ class Passes:
         self._admission = Admission(runtime.tables, runtime.database.dialect, Resends.of(runtime.settings))
         self._after = ""
         self._failures: dict[str, _Failure] = {}
+        self._other_databases = Throttled(logger)
 
     def step(self) -> float | None:
         """One batch of accounts that have wakes or are due (a :data:`~celery_durable.scheduling.loop.Step`).
@@ -101,12 +103,14 @@ class Passes:
         with self._database.autocommit() as connection:
             overdue, next_s = self._accounts.due(connection, max(1, limit // 2) + resting)
             due = self._ready(overdue)[: max(1, limit // 2)]
-            woken = self._accounts.woken(connection, self._after, max(1, limit - len(due)) + resting)
+            most = max(1, limit - len(due)) + resting
+            woken = self._accounts.woken(connection, self._after, most)
         chosen = self._ready(dict.fromkeys([*due, *woken]))
         self._forget_failures({*overdue, *woken})
+        # Only where more were woken than one batch takes does it matter with which the next one begins.
+        self._after = woken[-1] if len(woken) >= most else ""
         if not chosen:
             return min([next_s, *self._failure_pauses()])
-        self._after = woken[-1] if woken else ""
         with self._database.transaction("passes.step") as transaction:
             batch = self._bring_up_to_date(transaction, chosen, {})
         self._hand_over(batch.admitted)
@@ -124,6 +128,7 @@ class Passes:
         core = self._core_settings(connection)
         for reply in replies:
             if (reply.client_id, reply.incarnation) != (core.client_id, core.incarnation):
+                self._tell_of_another_database(reply, core)
                 continue
             known = newest.get(reply.account)
             if known is None or _age(reply) >= _age(known):
@@ -134,6 +139,19 @@ class Passes:
         for account, error in batch.failed.items():
             logger.error("account %r: its reply was not applied: %s: %s", account, type(error).__name__, error)
         return lambda: self._hand_over(batch.admitted)
+
+    def _tell_of_another_database(self, reply: AccountReply, core: QueueSettings) -> None:
+        # Old ones are read once where a forfeited database was replaced: what lasts is a database that lives.
+        self._other_databases.warning(
+            reply.incarnation,
+            "client_id = %r: the holder answers another database (%.16s…) under this name, and refuses this one "
+            "(%.16s…): its operations get no permits; give one of the two a client_id of its own, or, if the other is "
+            "gone for ever, free what it holds with celery_durable.forfeit(account, %r, …)",
+            core.client_id,
+            reply.incarnation,
+            core.incarnation,
+            core.client_id,
+        )
 
     def restored(self, connection: Connection) -> None:
         """Voids every permit, since the database was restored from a backup (section 8).

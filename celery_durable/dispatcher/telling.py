@@ -9,6 +9,8 @@ does not have. An errback may be called twice.
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -18,7 +20,7 @@ from kombu.serialization import loads, prepare_accept_content
 
 from celery_durable.results import durable_backend, keeps
 from celery_durable.runtime import Runtime
-from celery_durable.store.untold import Ended, Untold
+from celery_durable.store.untold import TRIES_MAX, Ended, Mark, Untold
 from celery_durable.worker.backend import SettlingBackend
 
 if TYPE_CHECKING:
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FAILED_MAX = 3
-"""A batch ends with so many failures: each try of a backend that is away takes its time."""
+_FAILING_S = 10.0
+"""A batch ends when failures took so long: each try of a backend that is away takes its time, and others are due.
+Not with a number of them: those that can never be told would keep the others from it."""
+_SHOWN_MAX = 3
+"""Failures of one batch that are logged one by one."""
 _EMBEDDED = ("callbacks", "errbacks", "chain", "chord")
 
 
@@ -47,31 +52,52 @@ class Telling:
         if due_s > 0:
             return due_s
         with self._database.transaction("telling.claim") as connection:
+            given_up = self._untold.give_up(connection)
             left = self._untold.claim(connection, self._batch_max)
-        with self._database.autocommit() as connection:
-            ended = self._untold.load(connection, left)
-        failed = 0
-        untold = {one.mark for one in ended}
-        for one in ended:
-            try:
-                self._tell(one)
-            except Exception as error:  # noqa: BLE001 - whatever a backend, an errback or a body's serializer raises
-                failed += 1
-                logger.warning(
-                    "operation %s has ended, and what follows could not be told: %s: %s; it is tried again later",
-                    one.mark.operation_id,
-                    type(error).__name__,
-                    str(error).strip(),
-                )
-                if failed == _FAILED_MAX:
-                    break
-                continue
-            except SystemExit:
-                logger.warning("operation %s has ended, and an errback of it raised SystemExit", one.mark.operation_id)
-            untold.remove(one.mark)
+        for mark in given_up:
+            logger.error(
+                "operation %s has ended, and what follows could not be told in %d tries: it is given up; a chord, or "
+                "whoever waits in the app's result backend, waits in vain; the warnings before say why",
+                mark.operation_id,
+                TRIES_MAX,
+            )
+        untold = self._tell_all(left)
         with self._database.transaction("telling.told") as connection:
             self._untold.told(connection, [mark for mark in left if mark not in untold])
-        return None if left else float("inf")
+        return None if left or given_up else float("inf")
+
+    def _tell_all(self, marks: Sequence[Mark]) -> set[Mark]:
+        """Tells what still is as it was marked; returns what could not be told, or was not tried."""
+        with self._database.autocommit() as connection:
+            batches = self._untold.batches(connection, marks)
+        untold = {mark for batch in batches for mark in batch}
+        failed, failing_s = 0, 0.0
+        for batch in batches:
+            with self._database.autocommit() as connection:
+                ended = self._untold.load(connection, batch)
+            untold -= set(batch) - {one.mark for one in ended}
+            for one in ended:
+                begun = time.monotonic()
+                try:
+                    self._tell(one)
+                except Exception as error:  # noqa: BLE001 - what a backend, an errback or a body's serializer raises
+                    failed += 1
+                    failing_s += time.monotonic() - begun
+                    logger.log(
+                        logging.WARNING if failed <= _SHOWN_MAX else logging.INFO,
+                        "operation %s has ended, and what follows could not be told: %s: %s; it is tried again later",
+                        one.mark.operation_id,
+                        type(error).__name__,
+                        str(error).strip(),
+                    )
+                    if failing_s >= _FAILING_S:
+                        return untold
+                    continue
+                except SystemExit:
+                    operation_id = one.mark.operation_id
+                    logger.warning("operation %s has ended, and an errback of it raised SystemExit", operation_id)
+                untold.remove(one.mark)
+        return untold
 
     def _tell(self, ended: Ended) -> None:
         operation_id = ended.mark.operation_id

@@ -114,7 +114,8 @@ _SENTENCES = {
     "rate": "the rate of account {account!r} is used up for now{full}",
     "turn": "more want account {account!r} than it has permits; they take turns{full}",
     "new_epoch": "the holder started anew and waits for every service that used account {account!r}",
-    "holder_silent": "the holder has not answered for account {account!r}: is it running, and Kafka reachable?",
+    "holder_silent": "the holder has not answered for account {account!r}: is it running, and Kafka reachable? "
+    "It answers one database alone under a client_id: if another one uses this service's, the dispatcher's log says so",
 }
 
 

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
@@ -39,6 +40,8 @@ _POSTGRESQL_CONNECTION = {
 _DRIVERS = ("postgresql", "postgresql+psycopg", "sqlite", "sqlite+pysqlite")
 _SECRET = re.compile("pass|secret|token|key", re.IGNORECASE)
 _NO_URL = "(not a database URL)"
+_SQLITE_NO_DATABASE = "file is not a database"
+_SQLITE_FILE_ERRORS = (_SQLITE_NO_DATABASE, "unable to open database file", "attempt to write a readonly database")
 
 
 def redact(url: str | URL) -> str:
@@ -49,6 +52,20 @@ def redact(url: str | URL) -> str:
         return _NO_URL
     secrets = {name: "***" for name in parsed.query if _SECRET.search(name)}
     return parsed.update_query_dict(secrets).render_as_string(hide_password=True).replace("%2A", "*")
+
+
+def file_problem(url: URL, error: BaseException) -> str | None:
+    """What keeps SQLite from using its file, and the remedy; None: the error is about something else."""
+    if url.get_backend_name() != "sqlite" or not str(error).startswith(_SQLITE_FILE_ERRORS):
+        return None
+    path = Path(str(url.database)).absolute()
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}: make it, or correct the path"
+    if path.is_dir():
+        return f"{path} is a folder: name a file in it"
+    if path.exists() and str(error).startswith(_SQLITE_NO_DATABASE):
+        return f"{path} is no SQLite database: move it away, or name another file"
+    return f"{path} cannot be opened ({error}): let this process's user write to it and to its folder, or name another"
 
 
 def _parse(url: str, field: str) -> URL:

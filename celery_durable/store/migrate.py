@@ -20,7 +20,7 @@ from sqlalchemy.schema import CreateSchema
 
 from celery_durable.errors import ConfigurationError, SchemaError
 from celery_durable.store import migrations as client_migrations
-from celery_durable.store.database import Database, redact
+from celery_durable.store.database import Database, file_problem, redact
 
 
 class TableSet(Protocol):
@@ -118,6 +118,8 @@ def _reaching(database: Database) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
+        if error.orig is not None and (found := file_problem(database.url, error.orig)) is not None:
+            raise ConfigurationError(f"database_url = {redact(database.url)}: {found}") from error
         reason = " ".join(str(error.orig).split())
         answers = not isinstance(error, OperationalError)
         problem = f"the database {'cannot be used' if answers else 'does not answer'} ({reason})"

@@ -19,6 +19,10 @@ from celery_durable.store.sql import PARAMETERS_MAX, database_now, dialect_inser
 GRACE_MS = 5_000
 """How long whoever ended an operation has to tell it, before a dispatcher does."""
 _PAUSE_MAX_MS = 300_000
+TRIES_MAX = 320
+"""A day and some hours of them: Redis keeps no result longer than a day by default, so nobody waits for it any more."""
+BYTES_MAX = 4_000_000
+"""Bodies in memory at once, but for one that is larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,33 @@ class Untold:
         left_ms = connection.execute(self._next).scalar_one()
         return float("inf") if left_ms is None else float(left_ms) / 1000
 
+    def give_up(self, connection: Connection) -> list[Mark]:
+        """Deletes the due marks that were claimed :data:`TRIES_MAX` times, and returns them."""
+        untold = self._tables.untold
+        statement = delete(untold).where(untold.c.due_at <= database_now(), untold.c.tries >= TRIES_MAX)
+        rows = connection.execute(statement.returning(untold.c.operation_id, untold.c.generation))
+        return [Mark(row.operation_id, row.generation) for row in rows]
+
     def claim(self, connection: Connection, limit: int) -> list[Mark]:
         """Takes due marks, and says when to tell them again: later each time."""
         rows = connection.execute(self._claim, {"limit": limit})
         return [Mark(row.operation_id, row.generation) for row in rows]
+
+    def batches(self, connection: Connection, marks: Iterable[Mark]) -> list[list[Mark]]:
+        """The marks in parts whose bodies fit into memory together. Those of deleted operations are left out."""
+        payloads = self._tables.payloads
+        wanted = {mark.operation_id: mark for mark in marks}
+        found: list[list[Mark]] = []
+        room = 0
+        for some in parts(list(wanted)):
+            sizes = select(payloads.c.id, func.length(payloads.c.body)).where(payloads.c.id.in_(some))
+            for operation_id, size in connection.execute(sizes):
+                if not found or size > room:
+                    found.append([])
+                    room = BYTES_MAX
+                found[-1].append(wanted[operation_id])
+                room -= size
+        return found
 
     def load(self, connection: Connection, marks: Iterable[Mark]) -> list[Ended]:
         """What was marked and still is as it was: not deleted, nor run again by hand."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -74,7 +74,7 @@ class Demo:
                 os.environ[f"{prefix}KAFKA_BOOTSTRAP_SERVERS"] = kafka
                 os.environ[f"{prefix}KAFKA_FETCH_WAIT_MAX_MS"] = "5"
             os.environ["HOLDER_DATABASE_URL"] = f"sqlite:///{folder / 'holder.sqlite3'}"
-            supervisor = stack.enter_context(Supervisor(lambda name, line: print(f"{name:<18}| {line}", file=log)))
+            supervisor = stack.enter_context(Supervisor(lambda name, line: _write(log, f"{name:<18}| {line}")))
             screen = stack.enter_context(screen_for(self._console))
             self._start(supervisor, screen)
             self._enqueue(screen)
@@ -185,6 +185,12 @@ class Demo:
         for check in checks:
             self._console.print("[green]✓[/]" if check.holds else "[bold red]✗[/]", check.text, soft_wrap=True)
         return 0 if all(check.holds for check in checks) else 1
+
+
+def _write(log: TextIO, line: str) -> None:
+    # A second Ctrl-C closes it while the children's last lines are still read.
+    if not log.closed:
+        print(line, file=log)
 
 
 def _celery(service: str) -> list[str]:

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.backends.cache import CacheBackend
+from sqlalchemy import select, update
 
 from celery_durable import DurableTask
 from celery_durable.dispatcher.telling import Telling
 from celery_durable.runtime import runtime_of
-from celery_durable.store.untold import Mark, Untold
+from celery_durable.store.untold import TRIES_MAX, Mark, Untold
 from tests.dispatching import Service, steps
 
 Part = tuple[str, str]
@@ -104,6 +105,52 @@ def test_one_that_cannot_be_told_stops_no_other(
     assert backend.get_state(fine) == "SUCCESS"
     assert broken in caplog.text
     assert service.count("untold") == 1
+
+
+def test_many_that_cannot_be_told_stop_no_other(service: Service, app: Celery, backend: Counting) -> None:
+    """C23: they are due first in each batch, and failed in no time: nobody else's turn came."""
+    for _ in range(30):
+        ended(service, body=b"{")
+    fine = ended(service)
+    Telling(app, service.runtime).step()
+    assert backend.get_state(fine) == "SUCCESS"
+    assert service.count("untold") == 30
+
+
+def test_what_can_never_be_told_is_given_up_loudly(
+    service: Service, app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C23: not tried every five minutes for ever, nor is its operation kept for ever."""
+    broken, young = ended(service, body=b"{"), ended(service, body=b"{")
+    untold = service.tables.untold
+    with service.database.transaction() as connection:
+        given_up = update(untold).where(untold.c.operation_id == broken).values(tries=TRIES_MAX)
+        connection.execute(given_up)
+    Telling(app, service.runtime).step()
+    with service.database.reading() as connection:
+        assert list(connection.scalars(select(untold.c.operation_id))) == [young]
+    assert [record.levelname for record in caplog.records if broken in record.getMessage()] == ["ERROR"]
+
+
+def test_large_bodies_are_not_loaded_together(
+    service: Service, app: Celery, backend: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C23: 200 of several MB each would fill the memory."""
+    body = json.dumps([["x" * 600], {}, {}]).encode()
+    marked = [ended(service, body=body) for _ in range(5)]
+    monkeypatch.setattr("celery_durable.store.untold.BYTES_MAX", 1_500)
+    load, loaded = Untold.load, []
+
+    def counted(self: Untold, connection: Any, marks: Any) -> Any:
+        found = load(self, connection, marks)
+        loaded.append(len(found))
+        return found
+
+    monkeypatch.setattr(Untold, "load", counted)
+    steps(Telling(app, service.runtime).step)
+    assert sorted(loaded) == [1, 2, 2]
+    assert {backend.get_state(each) for each in marked} == {"SUCCESS"}
+    assert service.count("untold") == 0
 
 
 def test_what_runs_again_is_not_told(service: Service, app: Celery, backend: Counting) -> None:

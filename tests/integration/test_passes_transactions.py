@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from celery_durable.kafka import throttle
 from celery_durable.permits.messages import Declared, ReplyGroup
 from celery_durable.store import outbox
 from celery_durable.store.accounts import wake_declaring
@@ -62,6 +63,20 @@ def test_of_several_replies_the_newest_counts(service: Service) -> None:
     service.apply(older)
     assert service.in_use() == 1
     assert json.loads(service.account().reply)["version"] == newer.version  # type: ignore[union-attr]
+
+
+def test_replies_for_another_database_are_told_if_they_last(
+    service: Service, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A35: else this one sees nothing but a holder that is silent."""
+    monkeypatch.setattr(throttle, "LASTS_S", 0)
+    foreign = service.reply(ReplyGroup(permits=3)).model_copy(update={"incarnation": "another"})
+    passes = service.passes()
+    for _ in range(3):
+        service.apply(foreign, passes=passes)
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for part in ("client_id = 'billing'", "another", "client_id of its own", "celery_durable.forfeit"):
+        assert part in warning
 
 
 def test_a_reply_for_an_account_without_a_row_is_answered(service: Service) -> None:

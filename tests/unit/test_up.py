@@ -93,6 +93,22 @@ def test_a_wrong_setting_is_refused_before_anything_starts() -> None:
         chosen_for({"heartbeat_timeout_s": -1})
 
 
+@pytest.mark.parametrize(
+    ("durable", "environment", "names"),
+    [
+        ({"kafka_session_timeout_ms": 2_000}, {}, "CELERY_DURABLE_KAFKA_SESSION_TIMEOUT_MS"),
+        ({}, {"HOLDER_KAFKA_SESSION_TIMEOUT_MS": "2000"}, "HOLDER_KAFKA_SESSION_TIMEOUT_MS"),
+    ],
+)
+def test_a_session_too_short_for_the_embedded_kafka_is_refused(
+    durable: dict[str, object], environment: dict[str, str | None], names: str
+) -> None:
+    """No reader would ever get a partition. Another Kafka is its operator's business."""
+    with pytest.raises(ConfigurationError, match=rf"kafka_session_timeout_ms = 2000: .*3000 ms.*set {names} to 6000"):
+        chosen_for(durable, environment=environment)
+    assert not chosen_for({**durable, "kafka_bootstrap_servers": "k:9092"}, environment=environment).embedded_kafka
+
+
 def test_two_cannot_share_a_folder(tmp_path: Path) -> None:
     with (
         owned(tmp_path / "data"),

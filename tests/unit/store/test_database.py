@@ -3,15 +3,63 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
+from celery_durable import DurableTask
 from celery_durable.errors import ConfigurationError
+from celery_durable.runtime import runtime_of
 from celery_durable.store.database import Database, redact
 from celery_durable.store.migrate import check, migrate
 from celery_durable.store.schema import build_tables
 from tests.harness import wait_until
+
+
+def _a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _no_database(path: Path) -> None:
+    path.write_text("no database " * 100)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "says"),
+    [
+        (lambda _path: None, "there is no folder {folder}: make it, or correct the path"),
+        (lambda path: (path.parent.mkdir(), _a_folder(path)), "{path} is a folder: name a file in it"),
+        (lambda path: (path.parent.mkdir(), _no_database(path)), "{path} is no SQLite database: move it away"),
+    ],
+)
+def test_a_file_that_sqlite_cannot_open_is_told_with_its_remedy(
+    tmp_path: Path, prepare: Callable[[Path], object], says: str
+) -> None:
+    """By ``delay()``, a result, a cancel, and by what every command and process asks first."""
+    path = tmp_path / "there" / "shop.sqlite3"
+    prepare(path)
+    app = Celery("shop", set_as_current=False)
+    app.conf.durable = {"client_id": "shop", "database_url": f"sqlite:///{path}"}
+
+    @app.task(base=DurableTask, shared=False, name="t")
+    def task() -> None:
+        """Never runs."""
+
+    runtime = runtime_of(app)
+    for act in (
+        task.delay,
+        task.AsyncResult("one").cancel,
+        lambda: task.AsyncResult("one").state,
+        lambda: check(runtime.database, runtime.tables),
+        lambda: migrate(runtime.database, runtime.tables),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            act()
+        expected = says.format(folder=path.parent, path=path)
+        assert str(caught.value).startswith(f"database_url = sqlite:///{path}: {expected}")
+    runtime.database.dispose()
 
 
 @pytest.mark.parametrize(
@@ -52,16 +100,6 @@ def test_no_password_is_shown(url: str, shown: str) -> None:
     """G5: neither before the host nor among the options."""
     assert shown in redact(url)
     assert "hunter2" not in redact(url)
-
-
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
-    file = tmp_path / "notes.txt"
-    file.write_text("no database at all " * 100)
-    database = Database(f"sqlite:///{file}")
-    for action in (check, migrate):
-        with pytest.raises(ConfigurationError, match=r"the database cannot be used .file is not a database"):
-            action(database, build_tables())
-    database.dispose()
 
 
 def test_an_unknown_option_of_the_driver() -> None:
