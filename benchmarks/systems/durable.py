@@ -62,6 +62,7 @@ class Durable(Running):
         self, services: Sequence[Service], processes: Sequence[Process], sender: str = "send", **fields: Any
     ) -> None:
         super().__init__([Tally(tally_path(service.records_file)) for service in services], processes)
+        self.processes = list(processes)
         self.services = list(services)
         self._sender = f"benchmarks.systems.durable_send:{sender}"
         self._fields = fields
