@@ -126,6 +126,15 @@ def test_a_worker_of_a_wrong_declaration_exits_2(shop: Shop, options: str) -> No
     assert_refused(shop.celery("worker", "--pool", "solo"), "shop.charge: ", *DECLARED[options])
 
 
+def test_a_worker_that_spawns_its_pool_exits_2(shop: Shop) -> None:
+    """Pools are forked on Linux, spawned elsewhere: found in the main process, before there is a child."""
+    (shop.folder / "shop.py").write_text(SHOP.replace("limit=2", "limit=-1"))
+    script = "import billiard, sys; billiard.set_start_method('spawn', force=True)\n"
+    script += "sys.argv = ['celery', '-A', 'shop', 'worker', '--concurrency', '1']\n"
+    script += "from celery.__main__ import main; main()"
+    assert_refused(shop.run("-c", script), "shop.charge: limit = -1", "give a whole number from 0")
+
+
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_every_command_refuses_a_wrong_declaration_wherever_it_stands(shop: Shop, command: tuple[str, ...]) -> None:
     """In the app's module, late or raised while it is imported; in a module that the app includes or discovers."""
