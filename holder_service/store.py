@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Index,
     Integer,
@@ -33,7 +35,7 @@ from celery_durable.store.clock import now_ms
 from celery_durable.store.counters import counter_table
 from celery_durable.store.offsets import offsets_table
 from celery_durable.store.outbox import outbox_table
-from celery_durable.store.sql import dialect_insert, dialect_of, insert_new, parts
+from celery_durable.store.sql import Dialect, dialect_insert, dialect_of, insert_new, parts
 from holder_service.semaphore import AccountState
 
 DEFAULT_PREFIX = "holder_"
@@ -186,19 +188,34 @@ def write_rows(connection: Connection, tables: HolderTables, writes: Iterable[Wr
         for write in ordered
         if write.new is None and write.old_version is not None
     ]
-    table = tables.accounts
-    at_version = (table.c.account == bindparam("key")) & (table.c.version == bindparam("old_version"))
     if updates:
-        changed: dict[str, Any] = {
-            name: bindparam(name) for name in ("partition", "epoch", "version", "due_at", "state")
-        }
-        _expect(connection.execute(update(table).where(at_version).values(changed), updates).rowcount, len(updates))
+        _expect(connection.execute(_update(tables.accounts), updates).rowcount, len(updates))
     if deletes:
-        _expect(connection.execute(delete(table).where(at_version), deletes).rowcount, len(deletes))
+        _expect(connection.execute(_delete(tables.accounts), deletes).rowcount, len(deletes))
     if inserts:
         # Returning tells how many went in: drivers count no rows of an insert that SQLAlchemy sends in pages.
-        insert = insert_new(dialect_of(connection), table).returning(table.c.account)
+        insert = _insert(tables.accounts, dialect_of(connection))
         _expect(len(connection.execute(insert, inserts).all()), len(inserts))
+
+
+def _at_version(accounts: Table) -> ColumnElement[bool]:
+    return (accounts.c.account == bindparam("key")) & (accounts.c.version == bindparam("old_version"))
+
+
+@lru_cache(maxsize=64)
+def _update(accounts: Table) -> Any:
+    changed: dict[str, Any] = {name: bindparam(name) for name in ("partition", "epoch", "version", "due_at", "state")}
+    return update(accounts).where(_at_version(accounts)).values(changed)
+
+
+@lru_cache(maxsize=64)
+def _delete(accounts: Table) -> Any:
+    return delete(accounts).where(_at_version(accounts))
+
+
+@lru_cache(maxsize=64)
+def _insert(accounts: Table, dialect: Dialect) -> Any:
+    return insert_new(dialect, accounts).returning(accounts.c.account)
 
 
 def load_mirrors(connection: Connection, tables: HolderTables, accounts: Collection[str]) -> dict[str, LimitMirror]:
@@ -237,10 +254,15 @@ def due_accounts(
 
 def next_due_ms(connection: Connection, tables: HolderTables, partitions: Collection[int]) -> int | None:
     """When the next timer of these partitions is over, Unix ms; None: no timer."""
-    columns = tables.accounts.c
-    query = select(func.min(columns.due_at)).where(columns.partition.in_(sorted(partitions)))
-    due_at: int | None = connection.execute(query).scalar_one_or_none()
+    parameters = {"partitions": sorted(partitions)}
+    due_at: int | None = connection.execute(_next_due(tables.accounts), parameters).scalar_one_or_none()
     return due_at
+
+
+@lru_cache(maxsize=64)
+def _next_due(accounts: Table) -> Any:
+    of_these = accounts.c.partition.in_(bindparam("partitions", expanding=True))
+    return select(func.min(accounts.c.due_at)).where(of_these)
 
 
 def adopt_partitions(connection: Connection, tables: HolderTables, partition_count: int) -> int:

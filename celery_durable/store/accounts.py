@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -16,6 +17,7 @@ from sqlalchemy import (
     Connection,
     Integer,
     Select,
+    Table,
     Text,
     bindparam,
     cast,
@@ -47,11 +49,11 @@ def client_identity(connection: Connection, tables: Tables, client_id: str) -> t
     :raises ConfigurationError: the database belongs to another ``client_id``.
     """
     client = tables.client
-    rows = connection.execute(select(client.c.client_id, client.c.incarnation)).all()
+    rows = connection.execute(_identity(client)).all()
     if not rows:
         new = {"client_id": client_id, "incarnation": uuid.uuid4().hex, "created_at": now_ms()}
         connection.execute(insert_new(dialect_of(connection), client).values(new))
-        rows = connection.execute(select(client.c.client_id, client.c.incarnation)).all()
+        rows = connection.execute(_identity(client)).all()
     for row in rows:
         if row.client_id != client_id:
             raise ConfigurationError(
@@ -59,6 +61,11 @@ def client_identity(connection: Connection, tables: Tables, client_id: str) -> t
                 "or give this service a database, a database_schema or a table_prefix of its own"
             )
     return str(rows[0].client_id), str(rows[0].incarnation)
+
+
+@lru_cache(maxsize=64)
+def _identity(client: Table) -> Select[Any]:
+    return select(client.c.client_id, client.c.incarnation)
 
 
 def wake(connection: Connection, tables: Tables, keys: Iterable[str | None]) -> None:
@@ -101,6 +108,14 @@ class Accounts:
         self._in_use = _in_use(tables)
         self._waiting = _waiting(tables, waiting_count_max)
         accounts = tables.accounts
+        named = accounts.c.account.in_(bindparam("accounts", expanding=True))
+        rows = select(accounts.c.account, accounts.c.state).where(named).order_by(accounts.c.account)
+        self._lock = {wait: rows.with_for_update(skip_locked=not wait) for wait in (False, True)}
+        self._create = insert_new(dialect, accounts).returning(accounts.c.account)
+        self._delete = delete(accounts).where(named)
+        self._delete_wakes = delete(tables.wakes).where(
+            tables.wakes.c.account.in_(bindparam("accounts", expanding=True))
+        )
         self._clock = select(
             now_ms().label("now_ms"),
             select(tables.counters.c.value).where(tables.counters.c.name == REPORT_SEQ).scalar_subquery().label("seq"),
@@ -145,22 +160,15 @@ class Accounts:
 
         :param wait: waits for rows that others hold, in the order of their keys; else leaves them out.
         """
-        accounts = self._tables.accounts
-        statement = (
-            select(accounts.c.account, accounts.c.state)
-            .where(accounts.c.account.in_(sorted(keys)))
-            .order_by(accounts.c.account)
-            .with_for_update(skip_locked=not wait)
-        )
-        new = insert_new(self._dialect, accounts).returning(accounts.c.account)
+        parameters = {"accounts": sorted(keys)}
         locked: dict[str, str | None] = {}
         while True:
-            locked.update((row.account, row.state) for row in connection.execute(statement))
-            missing = [key for key in sorted(keys) if key not in locked]
+            locked.update((row.account, row.state) for row in connection.execute(self._lock[wait], parameters))
+            missing = [key for key in parameters["accounts"] if key not in locked]
             if not missing:
                 return locked
             rows = [{"account": key, "state": new_account(key).to_json()} for key in missing]
-            created = connection.scalars(new, rows).all()
+            created = connection.scalars(self._create, rows).all()
             locked.update(dict.fromkeys(created))
             if not wait or len(created) == len(missing):
                 return locked
@@ -176,9 +184,7 @@ class Accounts:
         rows = connection.execute(self._take_wakes, parameters).all()
         if self._dialect == "sqlite" and rows:
             # SQLite has no DELETE in a WITH; its one writer lock keeps other wakes out between the two statements.
-            connection.execute(
-                delete(self._tables.wakes).where(self._tables.wakes.c.account.in_(parameters["accounts"]))
-            )
+            connection.execute(self._delete_wakes, parameters)
         return {
             row.account: Declared(limit=row.limit, group_limit=row.group_limit, mutex=bool(row.mutex))
             for row in rows
@@ -220,8 +226,7 @@ class Accounts:
     def delete(self, connection: Connection, keys: Collection[str]) -> None:
         """Deletes locked rows."""
         if keys:
-            accounts = self._tables.accounts
-            connection.execute(delete(accounts).where(accounts.c.account.in_(sorted(keys))))
+            connection.execute(self._delete, {"accounts": sorted(keys)})
 
     def reset_all(self, connection: Connection, batch: int = 1_000) -> int:
         """Voids what every account was given, and wakes it: the database was restored from an earlier state.

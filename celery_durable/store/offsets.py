@@ -7,12 +7,12 @@ both believe they own the partition only one commits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, select, update
-from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, bindparam, select, update
 
-from celery_durable.store.sql import dialect_of, insert_new
+from celery_durable.store.sql import Dialect, dialect_of, insert_new
 
 
 def offsets_table(metadata: MetaData, prefix: str) -> Table:
@@ -59,30 +59,46 @@ def advance(connection: Connection, offsets: Table, old: Position | None, new: P
 
     The row stays locked until the transaction ends: a second owner waits, then finds that it moved.
     """
+    row: dict[str, Any] = {"new_topic_id": new.topic_id, "new_offset": new.next_offset}
     if old is None:
-        row = {
-            "topic": new.topic,
-            "partition": new.partition,
-            "topic_id": new.topic_id,
-            "next_offset": new.next_offset,
-        }
-        statement: ReturningInsert[Any] | ReturningUpdate[Any] = (
-            insert_new(dialect_of(connection), offsets).values(row).returning(offsets.c.partition)
-        )
+        row |= {"of_topic": new.topic, "number": new.partition}
+        statement = _first(offsets, dialect_of(connection))
     else:
-        statement = (
-            update(offsets)
-            .where(
-                offsets.c.topic == old.topic,
-                offsets.c.partition == old.partition,
-                offsets.c.topic_id == old.topic_id,
-                offsets.c.next_offset == old.next_offset,
-            )
-            .values(topic_id=new.topic_id, next_offset=new.next_offset)
-            .returning(offsets.c.partition)
-        )
-    if connection.execute(statement).first() is None:
+        row |= {
+            "of_topic": old.topic,
+            "number": old.partition,
+            "old_topic_id": old.topic_id,
+            "old_offset": old.next_offset,
+        }
+        statement = _move(offsets)
+    if connection.execute(statement, row).first() is None:
         raise OffsetMoved(
             f"{new.topic} [{new.partition}]: the stored offset is no longer "
             f"{'absent' if old is None else old.next_offset}: another consumer moved it"
         )
+
+
+@lru_cache(maxsize=64)
+def _first(offsets: Table, dialect: Dialect) -> Any:
+    values: dict[str, Any] = {
+        "topic": bindparam("of_topic"),
+        "partition": bindparam("number"),
+        "topic_id": bindparam("new_topic_id"),
+        "next_offset": bindparam("new_offset"),
+    }
+    return insert_new(dialect, offsets).values(values).returning(offsets.c.partition)
+
+
+@lru_cache(maxsize=64)
+def _move(offsets: Table) -> Any:
+    return (
+        update(offsets)
+        .where(
+            offsets.c.topic == bindparam("of_topic"),
+            offsets.c.partition == bindparam("number"),
+            offsets.c.topic_id == bindparam("old_topic_id"),
+            offsets.c.next_offset == bindparam("old_offset"),
+        )
+        .values(topic_id=bindparam("new_topic_id"), next_offset=bindparam("new_offset"))
+        .returning(offsets.c.partition)
+    )

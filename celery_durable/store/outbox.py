@@ -173,8 +173,7 @@ def delivered(connection: Connection, outbox: Table, sent: Sequence[Outgoing]) -
     """
     deleted = 0
     for some in parts(sent, ROWS_A_STATEMENT):
-        rows = _as_sent(outbox, some)
-        deleted += connection.execute(delete(outbox).where(rows)).rowcount
+        deleted += connection.execute(_delivered(outbox), {"sent": _versions(some)}).rowcount
     return deleted
 
 
@@ -188,9 +187,7 @@ def failed(
     for failures, rows in groupby(sorted(sent, key=lambda row: row.failures), key=lambda row: row.failures):
         delay_ms = min(retry_max_ms, retry_min_ms << min(failures, 30))
         for some in parts(list(rows), ROWS_A_STATEMENT):
-            connection.execute(
-                update(outbox).where(_as_sent(outbox, some)).values(failures=failures + 1, due_at=now_ms() + delay_ms)
-            )
+            connection.execute(_failed(outbox), {"sent": _versions(some), "failed": failures + 1, "delay_ms": delay_ms})
 
 
 def due_in_ms(connection: Connection, outbox: Table) -> int | None:
@@ -215,11 +212,26 @@ def depth(connection: Connection, outbox: Table) -> tuple[int, int]:
 _OUTGOING = ("no", "version", "topic", "key", "body", "headers", "failures")
 
 
-def _as_sent(outbox: Table, sent: Sequence[Outgoing]) -> ColumnElement[bool]:
+def _versions(sent: Sequence[Outgoing]) -> list[tuple[int, int]]:
+    return [(row.no, row.version) for row in sent]
+
+
+@lru_cache(maxsize=64)
+def _delivered(outbox: Table) -> Any:
+    return delete(outbox).where(_as_sent(outbox))
+
+
+@lru_cache(maxsize=64)
+def _failed(outbox: Table) -> Any:
+    due_at = now_ms() + bindparam("delay_ms", type_=BigInteger)
+    return update(outbox).where(_as_sent(outbox)).values(failures=bindparam("failed"), due_at=due_at)
+
+
+def _as_sent(outbox: Table) -> ColumnElement[bool]:
     """The rows that still have the version that was sent. Skips locked rows, so that no relay waits for a pass."""
     rows = (
         select(outbox.c.no)
-        .where(tuple_(outbox.c.no, outbox.c.version).in_([(row.no, row.version) for row in sent]))
+        .where(tuple_(outbox.c.no, outbox.c.version).in_(bindparam("sent", expanding=True)))
         .order_by(outbox.c.no)
         .with_for_update(skip_locked=True)
     )
