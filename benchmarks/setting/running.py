@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+
+import psutil
 
 from benchmarks.report.record import Figures
 from benchmarks.setting.child import Child, Failed
@@ -31,8 +34,8 @@ class Running(ABC):
     def send(self, count: int) -> list[Child]:
         """Starts to send ``count`` calls in all, one at a time, from one process for each service.
 
-        A child answers ``began_ns`` (after its first call, which opens connections), ``ended_ns``, and how many calls
-        it ``timed``.
+        A child answers ``began_ns`` (after its first call, which opens connections), ``ended_ns``, how many calls it
+        ``timed``, and the CPU time that it had spent before (``start_cpu_ns``).
         """
 
     @abstractmethod
@@ -95,14 +98,24 @@ def complete(running: Running, count: int) -> tuple[list[dict[str, int]], int]:
     return answers, finished_ns
 
 
+def cpu_s() -> float:
+    """CPU time of every process that this one started, servers and those that have ended included."""
+    own = os.times()
+    living = psutil.Process().children(recursive=True)
+    return own.children_user + own.children_system + sum(sum(process.cpu_times()[:4]) for process in living)
+
+
 def end_to_end(running: Running, count: int, warm_up: int = WARM_UP) -> Figures:
     """Calls a second from the first call to the last recorded success, the workers warm and waiting."""
     complete(running, warm_up)
+    before_s = cpu_s()
     answers, finished_ns = complete(running, count)
+    spent_s = cpu_s() - before_s - sum(answer["start_cpu_ns"] for answer in answers) / 1e9
     timed = sum(answer["timed"] for answer in answers)
     began_ns = min(answer["began_ns"] for answer in answers)
     sent_ns = max(answer["ended_ns"] for answer in answers)
     return {
         "rate": timed / (finished_ns - began_ns) * 1e9,
         "sent_rate": timed / (sent_ns - began_ns) * 1e9,
+        "cpu_us_per_call": spent_s / timed * 1e6,
     }
