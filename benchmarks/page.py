@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import plots
 from benchmarks.report.goals import GOALS
 from benchmarks.report.record import Run, newest_of_each
 from benchmarks.report.tables import goals_table, machine_text, replace_between, scenarios_text
@@ -21,5 +22,6 @@ def render(text: str, runs: Sequence[Run]) -> str:
 
 
 def write(runs: Sequence[Run]) -> None:
-    """Writes the page."""
+    """Writes the page and its pictures."""
     PAGE.write_text(render(PAGE.read_text(), runs))
+    plots.write(newest_of_each(runs), PAGE.with_suffix(""))

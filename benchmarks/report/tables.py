@@ -63,9 +63,12 @@ def scenarios_text(newest: Mapping[str, Run]) -> str:
     for name, run in newest.items():
         measured = run.scenarios[name]
         settings = [f"- {contender}: {text}" for contender, text in measured.settings.items()]
+        picture = f"![{name}](performance/{name}.png)"
         command = f"Run {run.name}: `{run.command}`"
         parts.append(
-            "\n\n".join([f"### {name}", f"{measured.what}\n{command}", scenario_table(measured), "\n".join(settings)])
+            "\n\n".join(
+                [f"### {name}", f"{measured.what}\n{command}", picture, scenario_table(measured), "\n".join(settings)]
+            )
         )
     return "\n\n".join(part.rstrip() for part in parts)
 

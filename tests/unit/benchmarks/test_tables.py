@@ -7,7 +7,7 @@ import pytest
 from benchmarks.page import PAGE, render
 from benchmarks.report.figures import Spread
 from benchmarks.report.goals import Goal
-from benchmarks.report.record import load_all
+from benchmarks.report.record import load_all, newest_of_each
 from benchmarks.report.tables import (
     goals_table,
     machine_text,
@@ -86,6 +86,12 @@ def test_only_what_is_between_the_markers_is_replaced() -> None:
     for broken in ("<!-- /a --> <!-- a -->", "<!-- a -->", "<!-- a --><!-- a --><!-- /a -->"):
         with pytest.raises(ValueError, match="once each and in this order"):
             replace_between(broken, "a", "new")
+
+
+def test_a_scenario_shows_its_picture() -> None:
+    assert "![one](performance/one.png)" in scenarios_text({"one": RUN})
+    for name in newest_of_each(load_all()):
+        assert (PAGE.with_suffix("") / f"{name}.png").is_file(), "run: python -m benchmarks --page"
 
 
 def test_the_page_is_not_stale() -> None:

@@ -1,0 +1,63 @@
+"""A picture for each scenario: bars of the medians, and lines from the smallest to the largest repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.report.figures import Spread, spread
+from benchmarks.report.goals import GOALS
+from benchmarks.report.record import Measured, Run
+from benchmarks.report.tables import number
+
+WIDTH_IN, BAR_IN, REST_IN = 7.0, 0.42, 1.1
+COLOURS = ("#30638e", "#d1495b", "#edae49")
+
+
+def figures_of(scenario: str) -> list[str]:
+    """The figures that the goals of the scenario are about, in their order."""
+    return list(dict.fromkeys(goal.figure for goal in GOALS if goal.scenario == scenario))
+
+
+def bars(measured: Measured, figure: str) -> dict[str, Spread]:
+    """What is drawn of one figure, by contender."""
+    found = {name: measured.values(name, figure) for name in measured.samples}
+    return {name: spread(values) for name, values in found.items() if values}
+
+
+def write(newest: Mapping[str, Run], folder: Path) -> None:
+    """Draws each scenario to ``folder``; needs matplotlib."""
+    folder.mkdir(exist_ok=True)
+    for name, run in newest.items():
+        _draw(name, run.scenarios[name], folder / f"{name}.png")
+
+
+def _draw(scenario: str, measured: Measured, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figures = figures_of(scenario)
+    names = list(measured.samples)
+    rows = len(names) * len(figures)
+    canvas = Figure(figsize=(WIDTH_IN, REST_IN + BAR_IN * rows), layout="constrained")
+    axes = canvas.subplots()
+    largest = 0.0
+    for offset, figure in enumerate(figures):
+        for name, found in bars(measured, figure).items():
+            place = names.index(name) * len(figures) + offset
+            errors = [[found.median - found.low], [found.high - found.median]]
+            label = figure if name == names[0] else None
+            colour = COLOURS[offset % len(COLOURS)]
+            axes.barh(place, found.median, xerr=errors, color=colour, ecolor="#333333", capsize=3, label=label)
+            axes.annotate(number(found.median), (found.high, place), (6, 0), textcoords="offset points", va="center")
+            largest = max(largest, found.high)
+    middle = (len(figures) - 1) / 2
+    axes.set_yticks([index * len(figures) + middle for index in range(len(names))], names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, largest * 1.15)
+    axes.set_xlabel(", ".join(figures))
+    axes.set_title(scenario)
+    if len(figures) > 1:
+        axes.legend(loc="lower right")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    canvas.savefig(path, dpi=110, metadata={"Software": None})
