@@ -20,7 +20,7 @@ from benchmarks.scenarios import SCENARIOS
 from benchmarks.setting import machine
 from benchmarks.setting.servers import Servers
 
-REPETITIONS, REPETITIONS_QUICK, SCALE_QUICK = 3, 2, 0.3
+REPETITIONS, REPETITIONS_QUICK, SCALE_QUICK = 3, 1, 0.4
 
 
 def main(words: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
         for scenario in choose(arguments.names, quick=quick):
             run.scenarios[scenario.name] = _measure(scenario, bench, repetitions, scenario.quick if quick else ())
     stored = newest_of_each(load_all())
-    print(aligned([("what", "goal", "now", "stored", "now/stored"), *compare(GOALS, run, stored)]))
+    print(aligned([("what", "goal", "now", "stored (spread)", "now/stored"), *compare(GOALS, run, stored)]))
     if not quick and scale == 1.0 and repetitions >= REPETITIONS:
         print(f"stored: benchmarks/results/{store(run).name}")
         page.write(load_all())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from benchmarks.report.goals import Goal
 from benchmarks.report.record import Run
-from benchmarks.report.tables import number
+from benchmarks.report.tables import number, with_spread
 
 
 def compare(goals: Iterable[Goal], now: Run, stored: Mapping[str, Run]) -> list[tuple[str, str, str, str, str]]:
@@ -28,7 +28,7 @@ def compare(goals: Iterable[Goal], now: Run, stored: Mapping[str, Run]) -> list[
                 goal.what,
                 goal.text,
                 f"{number(found.median)} {unit}".rstrip(),
-                "-" if before is None else f"{number(before.median)} {unit}".rstrip(),
+                "-" if before is None else with_spread(before, unit),
                 "-" if before is None or not before.median else f"{found.median / before.median:.2f}",
             )
         )

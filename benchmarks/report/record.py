@@ -46,7 +46,7 @@ class Run:
 
 def dump(run: Run) -> str:
     """The run as JSON."""
-    return json.dumps(asdict(run), indent=1, sort_keys=True) + "\n"
+    return json.dumps(asdict(run), indent=1) + "\n"
 
 
 def parse(text: str) -> Run:

@@ -6,6 +6,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import psutil
 
@@ -14,7 +15,6 @@ from benchmarks.setting.child import Child, Failed
 from benchmarks.setting.tally import Tally
 from tests.services import ServerProcess
 
-DEADLINE_S = 240.0
 POLL_S = 0.005
 WARM_UP = 200
 
@@ -25,6 +25,9 @@ class Running(ABC):
     :param tallies: what its bodies count in.
     :param processes: must all go on running.
     """
+
+    DEADLINE_S: ClassVar[float] = 240.0
+    """How long anything may take."""
 
     def __init__(self, tallies: Sequence[Tally], processes: Sequence[ServerProcess]) -> None:
         self.tallies = list(tallies)
@@ -53,11 +56,12 @@ class Running(ABC):
             if not process.alive:
                 raise Failed(f"{' '.join(process.command[-4:])} ended with {process.returncode}:\n{process.log_tail()}")
 
-    def until(self, condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    def until(self, condition: Callable[[], bool], what: str, deadline_s: float | None = None) -> None:
         """Waits for the condition.
 
         :raises Failed: it did not come true in time, or a process has ended.
         """
+        deadline_s = self.DEADLINE_S if deadline_s is None else deadline_s
         end = time.monotonic() + deadline_s
         while not condition():
             self.check()

@@ -11,10 +11,10 @@ PLAIN = Goal("two", "embedded", "rate", "at least", 300, unit="/s")
 
 
 def test_what_both_measured_is_compared() -> None:
-    stored = run("2026-11-01T10:00:00", {"one": {"celery-durable": rates(100), "Peer": rates(100)}})
+    stored = run("2026-11-01T10:00:00", {"one": {"celery-durable": rates(100, 50, 200), "Peer": rates(100, 100, 100)}})
     now = run("2026-11-02T10:00:00", {"one": {"celery-durable": rates(50), "Peer": rates(100)}})
     assert compare([GOAL, PLAIN], now, {"one": stored}) == [
-        ("end to end", "at least 2 times Peer", "0.50 times", "1.00 times", "0.50")
+        ("end to end", "at least 2 times Peer", "0.50 times", "1.00 times (0.50 to 2.00)", "0.50")
     ]
 
 
