@@ -35,15 +35,15 @@ _SECRETS = re.compile("BEGIN [A-Z ]*PRIVATE" + " KEY")
 
 
 def tracked() -> list[Path]:
-    """The repository's own text files; without git, all that is not made."""
+    """The repository's own text files; without git, all that is not made. Pictures are none."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=False)
     if listed.returncode == 0:
         names = [name for name in listed.stdout.decode().split("\0") if name]
-        return [REPOSITORY / name for name in names if (REPOSITORY / name).is_file()]
+        return [REPOSITORY / name for name in names if (REPOSITORY / name).is_file() and not name.endswith(".png")]
     return [
         path
         for path in REPOSITORY.rglob("*")
-        if path.is_file() and not path.relative_to(REPOSITORY).parts[0].startswith(".")
+        if path.is_file() and path.suffix != ".png" and not path.relative_to(REPOSITORY).parts[0].startswith(".")
     ]
 
 
