@@ -6,7 +6,7 @@ Each check counts that it looked at something; :meth:`Invariants.require` fails 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Pair = tuple[str, str]
@@ -24,6 +24,7 @@ class Invariants:
     looked: Counter[str] = field(default_factory=Counter)
     _newest: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
     _behind: dict[Pair, int] = field(default_factory=dict)
+    _passed: dict[tuple[str, Pair], int] = field(default_factory=dict)
     _bodies: dict[str, bytes] = field(default_factory=dict)
 
     def bound(self, in_use: Mapping[Pair, int], limit: int, group_limits: Mapping[str, int]) -> None:
@@ -71,10 +72,25 @@ class Invariants:
                 behind = self._behind[other] = self._behind.get(other, 0) + 1
                 self._check("starves", behind <= most, f"{other} waits while {behind} others were admitted")
 
+    def served(self, account: str, pairs: Collection[Pair], hungry: Iterable[Pair], *, most: int) -> None:
+        """No pair that wants a permit and has none is passed over while others are served more than ``most`` times."""
+        wanting = set(hungry)
+        for key in [key for key in self._passed if key[0] == account and key[1] not in wanting]:
+            del self._passed[key]
+        for other in sorted(wanting):
+            times = self._passed[account, other] = self._passed.get((account, other), 0) + len(pairs)
+            message = f"{other} has nothing while others of {account} were served {times} times"
+            self._check("passed over", times <= most, message, bool(pairs))
+
+    def at_its_version(self, account: str, version: int | None, expected: int | None) -> None:
+        """A holder writes an account at the version that it read: no other holder has written it in between."""
+        message = f"{account} was written at version {version}, and is at {expected}"
+        self._check("at its version", version == expected, message, expected is not None)
+
     def ended_stays(self, operation: str, before: str, after: str, ended: Sequence[str]) -> None:
         """An operation that has ended stays as it ended."""
         message = f"{operation} had ended as {before}, and is {after}"
-        self._check("ended stays", before not in ended or after == before, message)
+        self._check("ended stays", before not in ended or after == before, message, before in ended)
 
     def kept(self, operation: str, state: str, ended: Sequence[str]) -> None:
         """Only an operation that has ended may be deleted: none is lost."""

@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 PASSED_OVER_MAX = 8
 """How many others may be admitted while a pair waits, where two race for one permit and nothing goes wrong."""
 
+SERVED_MAX = 3
+"""How often every other pair of an account may be served, on the average, while one wants something and has nothing."""
+
+ALL_CHECKS = (
+    *("bound", "group bound", "level", "ceiling", "covers", "ack", "seq", "version", "epoch", "offset", "attempt"),
+    *("fenced", "read once", "at its version", "noticed", "one body", "ended stays", "kept", "all ran", "quiescence"),
+    *("rows", "starves", "passed over"),
+)
+"""What the simulation looks at. Each has a mutation that turns it red, and a run that looked at nothing fails."""
+
 _OPERATIONS = 'SELECT id, account, "group", state, generation, attempt, run_token FROM durable_operations'
 _ACCOUNTS = "SELECT account, state FROM durable_accounts"
 _SEQ = "SELECT value FROM durable_counters WHERE name = 'report_seq'"
@@ -119,6 +129,8 @@ class Checks:
             before, view.rows = view.rows, rows
             for key, row in rows.items():
                 old = before.get(key)
+                if old is not None and old.state in ENDED_STATES:
+                    self.invariants.ended_stays(f"{service.name} {key}", old.state, row.state, ENDED_STATES)
                 if old is not row and old != row:
                     self.world.note("row", service.name, *row)
                     if old is not None:
@@ -140,7 +152,6 @@ class Checks:
 
     def _moved(self, service: Service, old: Row, new: Row) -> None:
         who = f"{service.name} {new.id}"
-        self.invariants.ended_stays(who, old.state, new.state, ENDED_STATES)
         self.invariants.grows("attempt", f"{who} {service.slot_life}", (new.generation, new.attempt))
         process = self.world.current
         if not isinstance(process, Worker) or process.acting is None:
@@ -235,6 +246,8 @@ class Checks:
             self.invariants.grows("version", f"{account} of holder database {self.holder_life}", (version,))
             self._note_state(state)
             self._follow_exceptions(known, state)
+            if known is not None and known.epoch == state.epoch:
+                self._follow_service(known, state)
         self._follow_limits()
         for topic, topic_id, partition, offset in slot.rows(_OFFSETS):
             if self.world.bus.topics[topic].topic_id != topic_id:
@@ -249,6 +262,24 @@ class Checks:
         }
         flags = [name for name, client in state.clients.items() if client.unknown]
         self.world.note("holder", state.account, state.epoch, state.version, used, flags)
+
+    def _follow_service(self, before: AccountState, state: AccountState) -> None:
+        """Who was given something by this decision, and whom it passed over that wants something and has nothing."""
+        served, hungry = set(), set()
+        limit_of = group_limits_in_force(state, self.world.semaphore_settings)
+        for name, client in state.clients.items():
+            old = before.clients.get(name)
+            for group, pair in client.pairs.items():
+                if client.forfeited or (limit_of(group) is not None and limit_of(group) != limit_of("")):
+                    continue  # a full group waits for itself alone
+                counted = footprint(client, pair)
+                if counted and pair.served == state.version:
+                    served.add((name, group))
+                known = None if old is None else old.pairs.get(group)
+                if pair.waiting and not counted and known is not None and known.waiting:
+                    hungry.add((name, group))
+        most = SERVED_MAX * sum(len(client.pairs) for client in state.clients.values())
+        self.invariants.served(state.account, served, hungry, most=most)
 
     def _follow_exceptions(self, before: AccountState | None, state: AccountState) -> None:
         for name, client in state.clients.items():

@@ -54,6 +54,8 @@ class Faults:
         }
         names = sorted(kinds)
         chosen = sorted(self.rng.sample(names, self.rng.randint(2, 9)))
+        if world.profile is not None:
+            chosen = sorted(world.profile.faults)
         self._kinds = [(name, kinds[name][1]) for name in chosen]
         self._weights = [kinds[name][0] for name in chosen]
 
@@ -73,6 +75,8 @@ class Faults:
             broker_double=rng.choice((0.0, 0.2)),
             broker_slow=rng.choice((0.0, 0.1)),
         )
+        if self.world.profile is not None and self.world.profile.weather is not None:
+            self.world.weather = self.world.bus.weather = Weather(**self.world.profile.weather)
         self.world.note("fault", "mix:", *(name for name, _ in self._kinds))
         self._later()
 

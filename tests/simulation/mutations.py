@@ -1,27 +1,30 @@
-"""Seeded violations: each breaks one rule of the protocol, and the walk or a directed schedule must find it."""
+"""Seeded violations: each breaks one rule, and one check must turn red within a stated number of seeds."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from sqlalchemy import Connection, Table, delete, insert, update
+from sqlalchemy import Connection, Table, delete, insert, select, update
 
 from celery_durable.kafka import opening
 from celery_durable.permits import queue
 from celery_durable.permits.messages import ReplyGroup
 from celery_durable.permits.state import GroupState
-from celery_durable.store import attempts, offsets, outbox
-from celery_durable.store.accounts import Accounts
+from celery_durable.store import attempts, counters, offsets, outbox
+from celery_durable.store.accounts import REPORT_SEQ, Accounts
 from celery_durable.store.attempt_sql import AttemptStatements
 from celery_durable.store.delivery import Deliveries
+from celery_durable.store.operations import Operations
 from celery_durable.store.recovery import Recoveries
-from holder_service import account, allocation, footprint, intake, semaphore
+from holder_service import account, allocation, footprint, intake, life, semaphore
 from holder_service.account import Client, Entry, Pair
+from holder_service.store import VERSION_COUNTER, HolderTables, Write
 
 
 @contextmanager
@@ -153,21 +156,167 @@ def _delete_what_runs() -> AbstractContextManager[Any]:
     return patch.object(Recoveries, "delete_ended", delete_ended)
 
 
-MUTATIONS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "": nullcontext,
-    "count only the newest reply": _count_only_the_newest_reply,
-    "ignore keeps": _ignore_keeps,
-    "skip the wait for the new epoch": _skip_the_wait_for_the_new_epoch,
-    "keep a dead client's demand": _keep_a_dead_clients_demand,
-    "free on silence": _free_on_silence,
-    "admit without counting": _admit_without_counting,
-    "advance without compare-and-set": _advance_without_compare_and_set,
-    "settle without token": _settle_without_token,
-    "start what runs": _start_what_runs,
-    "send without commit": _send_without_commit,
-    "trust a database that went back": _trust_a_database_that_went_back,
-    "turns without end": _turns_without_end,
-    "settle without a wake": _settle_without_a_wake,
-    "never send again": _forget_what_is_due,
-    "delete what runs": _delete_what_runs,
+def _give_groups_no_limit() -> AbstractContextManager[Any]:
+    return patch.object(semaphore, "group_limits_in_force", lambda *_: lambda _group: None)
+
+
+def _admit_one_more_than_was_given() -> AbstractContextManager[Any]:
+    room = GroupState.room
+    return patch.object(GroupState, "room", lambda self, in_use, now_ms: room(self, in_use, now_ms) + 1)
+
+
+def _ignore_ceilings() -> AbstractContextManager[Any]:
+    def room(self: GroupState, in_use: int, now_ms: int) -> int:
+        return 0 if self.turn_is_over(now_ms) else max(0, self.permits - in_use)
+
+    return patch.object(GroupState, "room", room)
+
+
+def _apply_an_older_reply() -> AbstractContextManager[Any]:
+    applied = queue._applied
+
+    def apply(state: queue.AccountState, *arguments: Any) -> queue.AccountState:
+        return applied(replace(state, ack=None), *arguments)
+
+    return patch.object(queue, "_applied", apply)
+
+
+def _number_reports_anew_with_each_row() -> AbstractContextManager[Any]:
+    delete_rows = Accounts.delete
+
+    def delete_and_restart(self: Accounts, connection: Connection, keys: Collection[str]) -> None:
+        delete_rows(self, connection, keys)
+        if keys:
+            table = self._tables.counters
+            connection.execute(update(table).where(table.c.name == REPORT_SEQ).values(value=0))
+
+    return patch.object(Accounts, "delete", delete_and_restart)
+
+
+def _number_decisions_backwards() -> AbstractContextManager[Any]:
+    draw = counters.draw
+
+    def draw_backwards(connection: Connection, table: Table, name: str, count: int = 1) -> range:
+        drawn = draw(connection, table, name, count)
+        last = 1_000_000 - 100 * drawn[0]
+        return range(last, last + count) if name == VERSION_COUNTER else drawn
+
+    return patch.object(counters, "draw", draw_backwards)
+
+
+def _begin_an_older_epoch() -> AbstractContextManager[Any]:
+    change = life.change
+
+    def change_back(connection: Connection, tables: Any, old: life.Life, **to: Any) -> life.Life:
+        if to.get("epoch") is not None:
+            to["epoch"] = old.epoch - 1
+        return change(connection, tables, replace(old, epoch=0) if "epoch" in to else old, **to)
+
+    return patch.object(life, "change", change_back)
+
+
+def _move_offsets_back() -> AbstractContextManager[Any]:
+    advance = offsets.advance
+
+    def back(connection: Connection, table: Table, old: offsets.Position | None, new: offsets.Position) -> None:
+        advance(connection, table, old, new if old is None else replace(new, next_offset=max(0, old.next_offset - 1)))
+
+    return patch.object(offsets, "advance", back)
+
+
+def _write_without_compare_and_set() -> AbstractContextManager[Any]:
+    from tests.simulation import wiring
+
+    def write(connection: Connection, tables: HolderTables, writes: Sequence[Write]) -> None:
+        known = dict(connection.execute(select(tables.accounts.c.account, tables.accounts.c.version)).all())
+        production(connection, tables, [replace(write, old_version=known.get(write.account)) for write in writes])
+
+    production = wiring._write_rows
+    return patch.object(wiring, "_write_rows", write)
+
+
+def _retry_the_attempt_before() -> AbstractContextManager[Any]:
+    return _attempts(lambda sql: re.sub(r"attempt = attempt \+ CASE", "attempt = attempt - CASE", sql))
+
+
+def _cancel_what_has_ended() -> AbstractContextManager[Any]:
+    def cancel(self: Operations, connection: Connection, operation_id: str, *_: Any, **__: Any) -> str:
+        table = self._tables.operations
+        at_rest = (table.c.id == operation_id) & (table.c.state != "running")
+        connection.execute(update(table).where(at_rest).values(state="cancelled"))
+        return "cancelled"
+
+    return patch.object(Operations, "cancel", cancel)
+
+
+def _believe_nothing_is_given_back() -> AbstractContextManager[Any]:
+    return _everywhere("keep", lambda _pair, _keeps: False)
+
+
+def _leave_idle_rows() -> AbstractContextManager[Any]:
+    return patch.object(Accounts, "delete", lambda *_: None)
+
+
+def _serve_the_first_pair() -> AbstractContextManager[Any]:
+    return patch.object(allocation.Seat, "order", property(lambda seat: (0, seat.client_id, seat.group)))
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One rule, broken."""
+
+    breaks: Callable[[], AbstractContextManager[Any]]
+    turns_red: tuple[str, ...] = ()
+    """The check that finds it; more than one where the same fact shows in several first."""
+    seed: int = 0
+    """A seed that finds it, or one shortly before it."""
+    profile: bool = False
+    """Only seeds with the profile of that seed are tried by the test."""
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "": Mutation(nullcontext),
+    "admit without counting": Mutation(_admit_without_counting, ("bound",)),
+    "give groups no limit": Mutation(_give_groups_no_limit, ("group bound",), seed=21, profile=True),
+    "admit one more than was given": Mutation(_admit_one_more_than_was_given, ("level",), seed=1),
+    "ignore ceilings": Mutation(_ignore_ceilings, ("ceiling",), seed=14, profile=True),
+    "count only the newest reply": Mutation(_count_only_the_newest_reply, ("covers", "bound"), seed=1),
+    "ignore keeps": Mutation(_ignore_keeps, ("covers", "bound"), seed=26, profile=True),
+    "skip the wait for the new epoch": Mutation(
+        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=147, profile=True
+    ),
+    "free on silence": Mutation(_free_on_silence, ("covers", "bound"), seed=11, profile=True),
+    "apply an older reply": Mutation(_apply_an_older_reply, ("ack",), seed=1),
+    "number reports anew with each row": Mutation(_number_reports_anew_with_each_row, ("seq",)),
+    "number decisions backwards": Mutation(_number_decisions_backwards, ("version",)),
+    "begin an older epoch": Mutation(_begin_an_older_epoch, ("epoch",), seed=4),
+    "move offsets back": Mutation(_move_offsets_back, ("offset",)),
+    "retry the attempt before": Mutation(_retry_the_attempt_before, ("attempt",), seed=1),
+    "advance without compare-and-set": Mutation(_advance_without_compare_and_set, ("read once",), seed=3),
+    "write without compare-and-set": Mutation(
+        _write_without_compare_and_set, ("at its version",), seed=183, profile=True
+    ),
+    "settle without token": Mutation(_settle_without_token, ("fenced",), seed=91, profile=True),
+    "start what runs": Mutation(_start_what_runs, ("fenced",), seed=1),
+    "trust a database that went back": Mutation(_trust_a_database_that_went_back, ("noticed",), seed=29),
+    "send without commit": Mutation(_send_without_commit, ("one body",), seed=74, profile=True),
+    "cancel what has ended": Mutation(_cancel_what_has_ended, ("ended stays",), seed=1),
+    "delete what runs": Mutation(_delete_what_runs, ("kept",), seed=1),
+    "settle without a wake": Mutation(_settle_without_a_wake, ("all ran",)),
+    "never send again": Mutation(_forget_what_is_due, ("all ran",), seed=17),
+    "keep a dead client's demand": Mutation(_keep_a_dead_clients_demand, ("all ran",), seed=72, profile=True),
+    "turns without end": Mutation(_turns_without_end, ("starves",)),
+    "serve the first pair": Mutation(_serve_the_first_pair, ("passed over",), seed=9, profile=True),
+    "believe that nothing is given back": Mutation(_believe_nothing_is_given_back, ("quiescence",), seed=12),
+    "leave idle rows": Mutation(_leave_idle_rows, ("rows",)),
 }
+
+
+def broken(name: str) -> AbstractContextManager[Any]:
+    """The rule of that name is broken meanwhile."""
+    return MUTATIONS[name].breaks()
+
+
+def finds(name: str, failure: str) -> bool:
+    """Whether a seed's failure is that of the check which is to find the broken rule."""
+    return failure.startswith(tuple(f"{check}:" for check in MUTATIONS[name].turns_red))

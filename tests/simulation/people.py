@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from celery_durable import commands
+from celery_durable.store.schema import ENDED_STATES
 from holder_service.footprint import held
 from tests.simulation.checks import Lax
 
@@ -36,7 +37,8 @@ class People:
         service = self.there()[self.rng.randrange(len(self.there()))]
         view = self.world.checks.views.get(service.name)
         rows = [] if view is None else list(view.rows.values())
-        keys = [row.id for row in rows if row.state not in ("succeeded", "failed")]
+        ended = self.rng.random() < 0.2
+        keys = [row.id for row in rows if (row.state in ENDED_STATES) is ended]
         if not keys:
             return False
         service.cancel(self.rng.choice(keys))
@@ -101,10 +103,11 @@ class People:
     def settle(self) -> None:
         """Faults have stopped: limits that let everything through, no pause, and an operator who looks."""
         world, sender = self.world, self.sender()
+        limits = (1, 3) if world.profile is None else world.profile.settles_at
         if sender is not None:
             for account in world.accounts:
                 sender.command(commands.resume, account)
-                sender.set_limit(account, self.rng.randint(1, 3))
+                sender.set_limit(account, self.rng.randint(*limits))
                 for group in world.groups:
                     sender.set_limit(account, None, group)
         self.operate()

@@ -18,7 +18,8 @@ from typing import Any
 
 from tests.invariants import InvariantViolation
 from tests.simulation import wiring
-from tests.simulation.mutations import MUTATIONS
+from tests.simulation.checks import ALL_CHECKS
+from tests.simulation.mutations import MUTATIONS, broken, finds
 from tests.simulation.shells import World
 
 ERRORS_EXPECTED = (
@@ -28,6 +29,8 @@ ERRORS_EXPECTED = (
     "the producer is unusable",
 )
 """What production code logs as an error where the simulated surroundings deserve it."""
+GUARDED_COUNT = 100
+"""In so many seeds every check must have looked at something."""
 _LOGGERS = ("celery_durable", "holder_service")
 
 
@@ -102,7 +105,7 @@ def _work(task: tuple[str, int, int]) -> list[Outcome]:
     mutation, first, count = task
     gc.collect()
     gc.disable()
-    with simulator(), MUTATIONS[mutation]():
+    with simulator(), broken(mutation):
         return [run(seed) for seed in range(first, first + count)]
 
 
@@ -121,10 +124,10 @@ def run_many(first: int, count: int, *, jobs: int, mutation: str = "") -> Iterat
 
 def find(name: str, count: int) -> tuple[int | None, str]:
     """Runs seeds with one rule broken. Returns how many it took (None: it was not found), and what was found."""
-    with simulator(), MUTATIONS[name]():
+    with simulator(), broken(name):
         for seed in range(count):
             failure = run(seed).failure
-            if failure:
+            if finds(name, failure):
                 return seed + 1, failure
     return None, ""
 
@@ -133,20 +136,21 @@ def find_all(count: int, jobs: int) -> int:
     """Breaks one rule after the other, and tells how many seeds it took to find that."""
     names = [name for name in MUTATIONS if name]
     missed = 0
+    print("| broken rule | seeds | what turns red |\n| --- | --- | --- |", flush=True)
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         results = [(name, pool.apply_async(find, (name, count))) for name in names]
         for name, result in results:
             seeds, failure = result.get()
             missed += seeds is None
-            found = f"not in {count} seeds" if seeds is None else f"{seeds} seeds: {failure.splitlines()[0]:.120}"
-            print(f"{name}: {found}", flush=True)
+            found = f"not in {count}" if seeds is None else str(seeds)
+            print(f"| {name} | {found} | {failure.partition(':')[0]} |", flush=True)
     return 1 if missed else 0
 
 
 def replay(seed: int, mutation: str = "") -> int:
     """Runs one seed and prints its log."""
     lines: list[str] = []
-    with simulator(), MUTATIONS[mutation]():
+    with simulator(), broken(mutation):
         outcome = run(seed, lines=lines)
     print("\n".join(lines))
     print(f"seed {seed}: {outcome.failure or 'holds'}; log {outcome.digest[:16]}")
@@ -203,8 +207,11 @@ def main() -> int:
     missed = ", ".join(sorted(passed - crashed)) or "none"
     print(f"crashes: {crashes}, at {len(crashed)} crash points; passed, and never crashed at: {missed}")
     print(f"checks: {dict(sorted(looked.items()))}")
+    blind = [name for name in ALL_CHECKS if not looked[name]] if options.count >= GUARDED_COUNT else []
+    if blind:
+        print(f"checks that never looked at anything: {', '.join(blind)}")
     print(f"violations: {failed}")
-    return 1 if failed else 0
+    return 1 if failed or blind else 0
 
 
 if __name__ == "__main__":

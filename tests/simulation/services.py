@@ -30,7 +30,7 @@ TOPIC_PREFIX = "durable"
 
 
 @cache
-def client_settings(client_id: str, resend_min_s: float) -> Settings:
+def client_settings(client_id: str, resend_min_s: float, idle_return_s: float) -> Settings:
     """A service's settings: shorter times than the defaults, so that a seed is short."""
     return Settings(
         client_id=client_id,
@@ -43,7 +43,7 @@ def client_settings(client_id: str, resend_min_s: float) -> Settings:
         resend_min_s=resend_min_s,
         resend_max_s=16.0,
         sends_max=4,
-        idle_return_s=5.0,
+        idle_return_s=idle_return_s,
         poll_min_ms=2_000,
         poll_max_ms=10_000,
         deliver_batch_max=8,
@@ -76,7 +76,7 @@ class Service:
         self.client_id = client_id
         self.slot = slot
         self.rng: random.Random = world.rng
-        self.settings = client_settings(client_id, world.resend_min_s)
+        self.settings = client_settings(client_id, world.resend_min_s, world.idle_return_s)
         self.gone = False
         """Gone for ever."""
         self.web = Process(world, f"{name}-web")

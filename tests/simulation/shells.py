@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_durable.permits.messages import AccountReport, read_account_message
 from tests.invariants import Invariants, InvariantViolation
-from tests.simulation import bus, clock
+from tests.simulation import bus, clock, profiles
 from tests.simulation.bus import Bus, Stored
 from tests.simulation.checks import Checks
 from tests.simulation.clock import START_MS, Clock
@@ -104,6 +104,10 @@ class World:
             self.accounts, self.groups, self.declared = self.accounts[:1], [""], {"limit": 1}
             self.durations, self.service_count, self.work_left = (5, 60), 2, 2 * RACE
         self.faults_end_ms = START_MS + (1_000 if self.quiet else rng.choice((6_000, 12_000, 20_000)))
+        self.idle_return_s = 5.0
+        self.profile = profiles.of(self.seed)
+        if self.profile is not None:
+            self.profile.draw(self)
 
     # -- the clockwork
 
@@ -129,7 +133,8 @@ class World:
         self.settling = True
         if self.faults is not None:
             self.faults.stop()
-        deadline_ms = self.clock.now_ms + SETTLE_MS
+        settle_ms = None if self.profile is None else self.profile.settle_ms
+        deadline_ms = self.clock.now_ms + (settle_ms or SETTLE_MS)
         while self.clock.now_ms < deadline_ms:
             if self.checks.changed:
                 self.checks.changed = False
@@ -152,6 +157,8 @@ class World:
     def _begin(self) -> None:
         from tests.simulation.faults import Faults
 
+        if not self.quiet:
+            self.faults = Faults(self)
         holder_slot().load()
         holder_slot().before_begin = self._before_begin
         for number in range(SLOTS):
@@ -166,9 +173,9 @@ class World:
             self.holders.append(HolderProcess(self, number))
         for service in self.services:
             self.launch(service)
-        self.at(0, self._race if self.races else self._arrive)
-        if not self.quiet:
-            self.faults = Faults(self)
+        at_once = self.races or (self.profile is not None and self.profile.at_once)
+        self.at(0, self._race if at_once else self._arrive)
+        if self.faults is not None:
             self.faults.start()
 
     def add_service(self, name: str, client_id: str, slot: int) -> Service:
@@ -214,7 +221,7 @@ class World:
         """All at once."""
         while self.work_left:
             self.work_left -= 1
-            self.enqueue(self.services[self.work_left % 2], self.accounts[0], "")
+            self.enqueue(self.services[self.work_left % len(self.services)], self.accounts[0], "")
 
     def enqueue(self, service: Service, account: str, group: str) -> None:
         """One operation."""
@@ -222,7 +229,8 @@ class World:
         self.stats["operations"] += 1
         eta_ms = self.rng.randint(100, 3_000) if not self.races and self.rng.random() < 0.1 else None
         key = f"{service.name}-{self._operations}"
-        service.enqueue(key, account, group, eta_delay_ms=eta_ms)
+        retention_ms = 1_000 if self._operations % 4 == 0 else None
+        service.enqueue(key, account, group, eta_delay_ms=eta_ms, retention_ms=retention_ms)
 
     def draw_duration(self) -> int:
         """How long a body takes, in ms."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.invariants import Invariants, InvariantViolation
 from tests.simulation import walk
-from tests.simulation.mutations import MUTATIONS
+from tests.simulation.mutations import broken
 
 SEEDS = int(os.environ.get("WALK_SEEDS", "25"))
 FIRST = int(os.environ.get("WALK_FIRST", "0"))
@@ -57,5 +57,5 @@ def test_the_walk_finds_a_seeded_violation(mutation):
         for seed in range(FOUND_BY_SEED[mutation]):
             walk.run(seed)
 
-    with MUTATIONS[mutation](), pytest.raises(InvariantViolation, match="replay: python -m"):
+    with broken(mutation), pytest.raises(InvariantViolation, match="replay: python -m"):
         run_all()

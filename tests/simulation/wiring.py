@@ -20,8 +20,10 @@ from celery_durable.permits import queue
 from celery_durable.permits.queue import Outcome, Plan
 from celery_durable.store import attempts
 from celery_durable.store.delivery import Outbound
+from holder_service import allocation, footprint, semaphore, service, store, topic
 from holder_service import main as holder_main
-from holder_service import service, topic
+from holder_service.account import Client, Entry, Pair
+from holder_service.store import HolderTables, Write
 from tests.invariants import InvariantViolation
 from tests.simulation.clock import virtual_time
 from tests.simulation.databases import holder_slot
@@ -29,8 +31,11 @@ from tests.simulation.kafka import SimulatedAdmin, SimulatedConsumer, SimulatedP
 from tests.simulation.processes import SimulatedLoop
 from tests.simulation.shells import World
 
+VERSIONS = "SELECT account, version FROM holder_accounts"
 OFFSETS = "SELECT topic_id, partition, next_offset FROM holder_offsets"
 _move_offsets = service.Service._advance
+_write_rows = store.write_rows
+_show = footprint.show
 
 
 class _Run:
@@ -83,6 +88,26 @@ def _advance(self: service.Service, connection: Connection, batches: Sequence[Ba
         if _Run.world.bus.topics[batch.new.topic].topic_id != batch.new.topic_id:
             continue  # made anew a moment ago: its reader learns so within 10 s
         _Run.world.invariants.read_once(f"partition {place}", batch.messages[0].offset, known.get(place, 0))
+
+
+def _write(connection: Connection, tables: HolderTables, writes: Sequence[Write]) -> None:
+    """A holder's accounts are written, and what must hold of the versions at which it read them."""
+    known = dict(holder_slot().rows(VERSIONS))
+    _write_rows(connection, tables, writes)
+    for write in writes:
+        _Run.world.invariants.at_its_version(write.account, write.old_version, known.get(write.account))
+
+
+def _show_one_shot(client: Client, pair: Pair, version: int, permits: int, turn_ms: int | None = None) -> None:
+    """What a pair is given, in runs with ceilings: no more claims than it has permits free."""
+    profile, newest = _Run.world.profile, pair.newest
+    if profile is None or not profile.ceilings:
+        _show(client, pair, version, permits, turn_ms)
+        return
+    claims = newest.claims if permits <= newest.permits else pair.claimed + max(0, permits - pair.used)
+    if (newest.permits, newest.claims, newest.turn_ms) != (permits, claims, turn_ms):
+        footprint.show_anew(client, pair, version, permits, turn_ms)
+        pair.entries[-1] = Entry(version, permits, claims, turn_ms)
 
 
 def _make_loop(name: str, step: Callable[[], float | None], **pauses: Any) -> SimulatedLoop:
@@ -174,6 +199,9 @@ def simulated() -> Iterator[None]:
                 )
         put(passes, "finish", _finish)
         put(service.Service, "_advance", _advance)
+        put(store, "write_rows", _write)
+        for module in (allocation, semaphore):
+            put(module, "show", _show_one_shot)
         put(events, "make_step", lambda _app: lambda: float("inf"))
         put(delivery, "Publisher", SimulatedPublisher)
         # Idle looks cost the simulator time and find nothing: hints and due times lead it.

@@ -19,7 +19,7 @@ from holder_service import inbox
 from holder_service.account import Client as HolderClient
 from holder_service.account import Entry, Pair
 from holder_service.footprint import footprint
-from tests.simulation.mutations import MUTATIONS
+from tests.simulation.mutations import broken
 from tests.unit.vectors import form
 from tests.unit.vectors.client import Client, wire
 from tests.unit.vectors.form import FOLDER, ClientVector, FootprintVector, HolderVector, ReaderVector
@@ -95,7 +95,7 @@ def test_the_holder(path: Path) -> None:
 )
 def test_a_broken_rule_fails_the_vector_that_shows_it(violation: str, shown_by: str) -> None:
     run = run_client if shown_by.startswith("client-") else run_holder
-    with MUTATIONS[violation](), pytest.raises(AssertionError):
+    with broken(violation), pytest.raises(AssertionError):
         run(FOLDER / f"{shown_by}.json")
 
 
