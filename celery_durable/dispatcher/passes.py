@@ -220,6 +220,13 @@ class Passes:
         }
         restored = max((one.restored for one in plans.values() if one.restored is not None), default=None)
         if restored is not None:
+            logger.warning(
+                "a reply answers report %d, which this database never sent: it was restored from an earlier state, or "
+                "a copy of it runs as client_id = %r too. What it was given is void. If there is a copy, end its "
+                "dispatchers: until then neither keeps its permits",
+                restored,
+                core.client_id,
+            )
             counters.raise_to(connection, self._tables.counters, REPORT_SEQ, restored)
         admitted, again = self._admit(connection, plans, counts, now_ms)
         outcomes = {

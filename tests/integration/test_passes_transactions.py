@@ -88,7 +88,9 @@ def test_a_reply_for_an_account_without_a_row_is_answered(service: Service) -> N
     assert all(one.claimed == one.released for one in report.groups)
 
 
-def test_a_reply_that_answers_the_future_shows_a_restored_database(service: Service) -> None:
+def test_a_reply_that_answers_the_future_shows_a_restored_database(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
     """A19: the counter of reports goes past what the lost life has drawn, and the permits are void."""
     service.add("op")
     service.run_passes()
@@ -99,6 +101,7 @@ def test_a_reply_that_answers_the_future_shows_a_restored_database(service: Serv
     report = service.report()
     assert report is not None
     assert report.seq > 1_000
+    assert "it was restored from an earlier state, or a copy of it runs" in caplog.text
 
 
 def test_a_restored_database_voids_what_it_was_given(service: Service) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from itertools import permutations
 
@@ -12,6 +13,7 @@ from celery_durable.permits.messages import AccountReply, AccountReport, Command
 from celery_durable.permits.queue import AccountState
 from holder_service import usage
 from holder_service.semaphore import Decision
+from tests.invariants import Invariants
 from tests.simulation.stage import ACCOUNT, Stage
 from tests.simulation.world import reads
 
@@ -58,6 +60,30 @@ def quiet(stage: Stage, *names: str) -> None:
     for name in names:
         assert (stage.left(name), stage.used(name), stage.client(name).row) == (0, 0, None)
     assert stage.holder.row is None
+
+
+def test_a_copied_database_costs_no_other_client_anything() -> None:
+    """Two databases of one identity: what they have in use may be counted no more, and is once the copy is gone."""
+    stage = Stage("a", "b", limit=3)
+    holding(stage, "a", 2)
+    stage.limit = None  # nothing is promised of what these two have together with the others
+    copy = stage.clients["copy"] = deepcopy(stage.client("a"))
+    copy.invariants = Invariants()
+    stage.end("copy", 2, quietly=True)
+    stage.later(TWENTY_SECONDS_MS)
+    stage.run_pass("copy")
+    stage.decide(stage.report("copy"))
+    assert stage.footprint("a") < stage.used("a"), "the holder took the copy for the service"
+    del stage.clients["copy"]
+    stage.enqueue("b", 5)
+    stage.decide(stage.report("b"))
+    stage.run_pass("b", stage.reply("b"))
+    assert 0 < stage.used("b") <= stage.footprint("b") <= 3
+
+    stage.deliver()  # what the holder answered the copy reaches the service
+    assert stage.client("a").seq > copy.seq
+    assert stage.used("a") == stage.footprint("a") == 2
+    quiet(stage, "a", "b")
 
 
 # A8
