@@ -9,7 +9,7 @@ import pytest
 
 from tests.invariants import Invariants, InvariantViolation
 from tests.simulation import walk
-from tests.simulation.mutations import broken
+from tests.simulation.mutations import answer_in_an_older_version, broken
 
 SEEDS = int(os.environ.get("WALK_SEEDS", "25"))
 FIRST = int(os.environ.get("WALK_FIRST", "0"))
@@ -47,6 +47,12 @@ def test_the_walk():
 def test_a_seed_always_gives_the_same_log(seed):
     """Virtual time and one random number generator decide everything."""
     assert walk.Walk(seed).run() == walk.Walk(seed).run()
+
+
+def test_the_walk_finds_replies_that_go_back():
+    """A holder's replies to a client only grow: one in a version below the last is found at once."""
+    with answer_in_an_older_version(), pytest.raises(InvariantViolation, match="reply: reply of"):
+        walk.run(0)
 
 
 @pytest.mark.parametrize("mutation", FOUND_BY_SEED)
