@@ -64,6 +64,8 @@ class Lax:
     position: tuple[int, int] | None = None
     after_seq: int | None = None
     """The position is that of the reply to the first report above this one."""
+    while_copied: bool = False
+    """Not before the copy of its database is gone."""
     of_new_epoch: bool = False
     """The position is the epoch that the holder is about to begin."""
 
@@ -181,6 +183,8 @@ class Checks:
         self.invariants.grows("seq", f"{service.name} {service.slot_life}", (seq,))
         for key in [key for key in self.lax if key[0] == service.name]:
             lax, row_ack = self.lax[key], acks.get(key[1])
+            if lax.while_copied:
+                continue
             if key[1] not in acks or (lax.position is not None and row_ack is not None and row_ack >= lax.position):
                 self.world.note("exception", *key, "is over")
                 del self.lax[key]
@@ -204,7 +208,7 @@ class Checks:
         for row in rows.values():
             if row.account == account and row.state in PERMIT_STATES:
                 self.exempt.add((service.name, row.id))
-        if view is not None and account in view.acks:
+        if lax.while_copied or (view is not None and account in view.acks):
             self.lax[service.name, account] = lax
 
     def restore_service(self, service: Service, content: bytes) -> None:
@@ -220,6 +224,25 @@ class Checks:
         self.world.note("fault", service.name, "is restored from a backup")
         for account in self.world.accounts:
             self.except_service(service, account, Lax(after_seq=seq))
+
+    def copied(self, first: Service, second: Service) -> None:
+        """``second`` runs on a copy of the database of ``first``: the holder takes each for the other.
+
+        Nothing is promised of these two; the others, and all that the two have in the end, keep their bounds.
+        """
+        view = self.views[second.name] = ServiceView()
+        view.changes = second.slot.raw.total_changes
+        view.rows = {row[0]: Row(*row) for row in second.slot.rows(_OPERATIONS)}
+        for service in (first, second):
+            for account in self.world.accounts:
+                self.except_service(service, account, Lax(while_copied=True))
+
+    def copy_ended(self, first: Service, second: Service) -> None:
+        """The copy is gone: the service counts again in each account once it has acknowledged what came after both."""
+        seq = max(service.slot.rows(_SEQ)[0][0] for service in (first, second))
+        for account in self.world.accounts:
+            self.lax.pop((first.name, account), None)
+            self.except_service(first, account, Lax(after_seq=seq))
 
     def holder_replaced(self) -> None:
         """The holder's database is new, or an older copy of itself."""
@@ -394,11 +417,12 @@ class Checks:
             for table in ("durable_accounts", "durable_outbox", "durable_wakes")
             if service.slot.rows(f"SELECT 1 FROM {table} LIMIT 1")
         ]
+        # A forfeited client is remembered until it speaks there again, which it may never have a reason to do.
         left += [
             f"holder {account} {name}"
             for account, state in self.states.items()
             for name, client in state.clients.items()
-            if (name, client.incarnation) in there
+            if (name, client.incarnation) in there and not client.forfeited
         ]
         if holder_slot().rows("SELECT 1 FROM holder_outbox LIMIT 1"):
             left.append("holder_outbox")
@@ -421,7 +445,9 @@ class Checks:
         self.invariants.quiet(counted, in_use, 0, left)
 
     def is_quiet(self) -> bool:
-        """Whether :meth:`check_quiet` would find nothing."""
+        """Whether :meth:`check_quiet` would find nothing. Cheap while operations wait."""
+        if self.waiting():
+            return False
         try:
             self.check_quiet()
         except InvariantViolation:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.pool import StaticPool
 
 from celery_durable.store.database import Database
@@ -52,7 +52,8 @@ class Slot:
         # One connection for all that production code opens: none of them may change how it begins transactions.
         self.engine.dialect.set_isolation_level = lambda *_: None  # type: ignore[method-assign]
         self.before_begin: Callable[[], None] = lambda: None
-        event.listen(self.engine, "begin", self._begin)
+        # Not a listener: with one, SQLAlchemy goes through all its events at each statement.
+        self.engine._connection_cls = self._connection_class()  # type: ignore[misc]
         migrate(SimulatedDatabase(self), tables, migrations=migrations)
         self.template = self.raw.serialize()
 
@@ -70,10 +71,17 @@ class Slot:
         """Reads past SQLAlchemy: for the simulator's own checks."""
         return self.raw.execute(sql, parameters).fetchall()
 
-    def _begin(self, connection: Connection) -> None:
-        self.before_begin()
-        if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
-            self.raw.execute("BEGIN IMMEDIATE")
+    def _connection_class(self) -> type[Connection]:
+        slot = self
+
+        class SlotConnection(Connection):
+            def _begin_impl(self, transaction: Any) -> None:
+                slot.before_begin()
+                super()._begin_impl(transaction)
+                if self.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+                    slot.raw.execute("BEGIN IMMEDIATE")
+
+        return SlotConnection
 
 
 class SimulatedDatabase(Database):

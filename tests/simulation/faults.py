@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.simulation import crashes
 from tests.simulation.databases import client_slot, holder_slot
 from tests.simulation.holders import GROUP_ID, HolderProcess
 from tests.simulation.people import People
@@ -31,6 +32,7 @@ class Faults:
             "crash": (8, lambda: self._fuse("crash")),
             "commit in doubt": (4, lambda: self._fuse("unsure")),
             "commit refused": (2, lambda: self._fuse("error")),
+            "crash at a point": (6, self.doom),
             "kill": (3, self._kill),
             "freeze": (5, self._freeze),
             "cancel": (3, people.cancel),
@@ -48,6 +50,7 @@ class Faults:
             "broker wiped": (1, self._wipe_broker),
             "client restored": (1, self._restore_client),
             "client gone": (1, self._client_gone),
+            "database copied": (1, self._copy_database),
             "second database": (1, self._second_database),
             "forfeit of a living client": (1, people.forfeit_living),
             "topic and database lost": (1, self._lose_everything),
@@ -74,6 +77,7 @@ class Faults:
             broker_loss=rng.choice((0.0, 0.1)),
             broker_double=rng.choice((0.0, 0.2)),
             broker_slow=rng.choice((0.0, 0.1)),
+            broker_error=rng.choice((0.0, 0.0, 0.2)),
         )
         if self.world.profile is not None and self.world.profile.weather is not None:
             self.world.weather = self.world.bus.weather = Weather(**self.world.profile.weather)
@@ -112,6 +116,16 @@ class Faults:
         process = found[self.rng.randrange(len(found))]
         process.fuse_at_commits = kind != "crash" or self.rng.random() < 0.5
         process.fuse, process.fuse_kind = self.rng.randint(1, 6), kind
+        return True
+
+    def doom_first(self) -> None:
+        """Before any process starts: some crash points are passed only then."""
+        self.world.doomed.update(point for point in crashes.RARE if self.rng.random() < 0.3)
+        self.world.doomed.update(self.rng.choices(crashes.USUAL, k=2))
+
+    def doom(self) -> bool:
+        """The next process that passes a drawn crash point dies there."""
+        self.world.doomed.add(self.rng.choice(crashes.USUAL))
         return True
 
     def _kill(self) -> bool:
@@ -369,6 +383,20 @@ class Faults:
             world.enqueue(second, self.rng.choice(world.accounts), self.rng.choice(world.groups))
         return True
 
+    def _copy_database(self) -> bool:
+        """A service's database is copied byte for byte, and both are used: two services with one identity."""
+        world = self.world
+        found = [service for service in self.people.there() if not service.is_clone]
+        if any(service.is_clone for service in world.services) or not found:
+            return False
+        first = found[self.rng.randrange(len(found))]
+        client_slot(3).load(first.slot.backup())
+        second = world.add_service(f"{first.name}2", first.client_id, 3)
+        second.is_clone, second.copied_from = True, first
+        world.checks.copied(first, second)
+        world.launch(second)
+        return True
+
     # -- the end of it
 
     def stop(self) -> None:
@@ -379,15 +407,18 @@ class Faults:
         world.note("fault", "all faults stop")
         world.weather = world.bus.weather = Weather()
         world.broker_is_down = False
+        world.doomed.clear()
         self._kafka_back()
         for service in self.people.there():
             if service.is_clone:
                 self._end_for_ever(service)
+                if service.copied_from is not None and not service.copied_from.gone:
+                    world.checks.copy_ended(service.copied_from, service)
         for process in self._processes():
             process.fuse = None
             self._thaw(process)
         for service in world.services:
-            service.web.fuse = None
+            service.web.fuse, service.web.alive = None, True
         for group in world.groups_of_kafka.of.values():
             group.overlaps = False
             for member in group.members:

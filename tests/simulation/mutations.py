@@ -293,7 +293,7 @@ MUTATIONS: dict[str, Mutation] = {
     "count only the newest reply": Mutation(_count_only_the_newest_reply, ("covers", "bound"), seed=1),
     "ignore keeps": Mutation(_ignore_keeps, ("covers", "bound"), seed=26, profile=True),
     "skip the wait for the new epoch": Mutation(
-        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=147, profile=True
+        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=47, profile=True
     ),
     "free on silence": Mutation(_free_on_silence, ("covers", "bound"), seed=11, profile=True),
     "apply an older reply": Mutation(_apply_an_older_reply, ("ack",), seed=1),
@@ -304,7 +304,7 @@ MUTATIONS: dict[str, Mutation] = {
     "retry the attempt before": Mutation(_retry_the_attempt_before, ("attempt",), seed=1),
     "advance without compare-and-set": Mutation(_advance_without_compare_and_set, ("read once",), seed=3),
     "write without compare-and-set": Mutation(
-        _write_without_compare_and_set, ("at its version",), seed=183, profile=True
+        _write_without_compare_and_set, ("at its version",), seed=1_183, profile=True
     ),
     "settle without token": Mutation(_settle_without_token, ("fenced",), seed=91, profile=True),
     "start what runs": Mutation(_start_what_runs, ("fenced",), seed=1),
@@ -317,7 +317,7 @@ MUTATIONS: dict[str, Mutation] = {
     "keep a dead client's demand": Mutation(_keep_a_dead_clients_demand, ("all ran",), seed=72, profile=True),
     "turns without end": Mutation(_turns_without_end, ("starves",)),
     "serve the first pair": Mutation(_serve_the_first_pair, ("passed over",), seed=9, profile=True),
-    "believe that nothing is given back": Mutation(_believe_nothing_is_given_back, ("quiescence",), seed=12),
+    "believe that nothing is given back": Mutation(_believe_nothing_is_given_back, ("quiescence",), seed=52),
     "leave idle rows": Mutation(_leave_idle_rows, ("rows",)),
 }
 

@@ -7,7 +7,7 @@ it, as it would a process that is not there, so nothing on the way out is commit
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from confluent_kafka import KafkaException
 from sqlalchemy.exc import OperationalError
@@ -106,19 +106,26 @@ class Process:
         """The process passes a crash point."""
         world = self.world
         world.stats[f"passed {name}"] += 1
+        if name in world.doomed:
+            world.doomed.discard(name)
+            self._die_at(name)
         if self.fuse is None or (self.fuse_at_commits and not name.endswith(_FUSED[self.fuse_kind])):
             return
         self.fuse -= 1
         if self.fuse > 0:
             return
         kind, self.fuse, self.fuse_kind = self.fuse_kind, None, ""
-        world.stats[f"{kind} at {name}"] += 1
         if kind == "crash":
-            world.note("fault", self.name, "dies at", name)
-            self.alive = False
-            raise Crash(name)
+            self._die_at(name)
+        world.stats[f"{kind} at {name}"] += 1
         world.note("fault", self.name, "gets an error at", name)
         raise OperationalError("simulated", None, Exception(f"connection lost at {name}"))
+
+    def _die_at(self, name: str) -> NoReturn:
+        self.world.stats[f"crash at {name}"] += 1
+        self.world.note("fault", self.name, "dies at", name)
+        self.alive = False
+        raise Crash(name)
 
 
 class SimulatedLoop:

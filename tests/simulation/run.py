@@ -19,6 +19,7 @@ from typing import Any
 from tests.invariants import InvariantViolation
 from tests.simulation import wiring
 from tests.simulation.checks import ALL_CHECKS
+from tests.simulation.crashes import SEEDS_FOR_ALL, missed
 from tests.simulation.mutations import MUTATIONS, broken, finds
 from tests.simulation.shells import World
 
@@ -198,20 +199,24 @@ def main() -> int:
     faults = ", ".join(
         f"{name.removeprefix('fault: ')} {count}" for name, count in sorted(stats.items()) if name.startswith("fault: ")
     )
-    crashes = sum(count for name, count in stats.items() if name.startswith("crash at "))
+    crashed_times = sum(count for name, count in stats.items() if name.startswith("crash at "))
     work = ("operations", "sent", "steps", "virtual s", "settles refused", "died", "exceptions")
     print(", ".join(f"{name} {stats[name]}" for name in work))
     print(f"faults: {faults or 'none'}")
     crashed = {name.removeprefix("crash at ") for name in stats if name.startswith("crash at ")}
-    passed = {name.removeprefix("passed ") for name in stats if name.startswith("passed ")}
-    missed = ", ".join(sorted(passed - crashed)) or "none"
-    print(f"crashes: {crashes}, at {len(crashed)} crash points; passed, and never crashed at: {missed}")
+    left = missed(crashed)
+    print(f"crashes: {crashed_times}, at {len(crashed)} crash points; never at: {', '.join(left) or 'none left'}")
     print(f"checks: {dict(sorted(looked.items()))}")
     blind = [name for name in ALL_CHECKS if not looked[name]] if options.count >= GUARDED_COUNT else []
     if blind:
         print(f"checks that never looked at anything: {', '.join(blind)}")
     print(f"violations: {failed}")
-    return 1 if failed or blind else 0
+    if blind:
+        return 1
+    if left and options.count >= SEEDS_FOR_ALL and not options.mutation:
+        print(f"{options.count} seeds should crash at each point: see tests/simulation/crashes.py")
+        return 1
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

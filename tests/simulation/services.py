@@ -89,6 +89,8 @@ class Service:
         """How often its database was restored from a backup."""
         self.is_clone = False
         """It is a second database under a client ID that is taken."""
+        self.copied_from: Service | None = None
+        """That second database began as a copy of this one's."""
         self.runtime = self.new_runtime()
 
     def new_runtime(self) -> Runtime:

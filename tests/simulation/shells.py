@@ -46,6 +46,7 @@ class Weather(bus.Weather):
     broker_loss: float = 0.0
     broker_double: float = 0.0
     broker_slow: float = 0.0
+    broker_error: float = 0.0
     unsure: float = 0.0
 
 
@@ -71,6 +72,8 @@ class World:
         self.holders: list[HolderProcess] = []
         self.weather = Weather()
         self.broker_is_down = False
+        self.doomed: set[str] = set()
+        """Crash points at each of which the next process that passes it dies."""
         self.settling = False
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
@@ -159,6 +162,8 @@ class World:
 
         if not self.quiet:
             self.faults = Faults(self)
+            if self.profile is None:
+                self.faults.doom_first()
         holder_slot().load()
         holder_slot().before_begin = self._before_begin
         for number in range(SLOTS):

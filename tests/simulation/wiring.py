@@ -11,14 +11,14 @@ from unittest.mock import patch
 from sqlalchemy import Connection
 
 from celery_durable import crashpoints
-from celery_durable.dispatcher import delivery, main, passes, recovery, replies, retention
+from celery_durable.dispatcher import delivery, main, passes, recovery, replies, retention, telling
 from celery_durable.dispatcher.publisher import BrokerUnavailable
 from celery_durable.kafka import client, relay
 from celery_durable.kafka.consumer import Batch
 from celery_durable.monitoring import events
 from celery_durable.permits import queue
 from celery_durable.permits.queue import Outcome, Plan
-from celery_durable.store import attempts
+from celery_durable.store import attempts, losses
 from celery_durable.store.delivery import Outbound
 from holder_service import allocation, footprint, semaphore, service, store, topic
 from holder_service import main as holder_main
@@ -33,6 +33,8 @@ from tests.simulation.shells import World
 
 VERSIONS = "SELECT account, version FROM holder_accounts"
 OFFSETS = "SELECT topic_id, partition, next_offset FROM holder_offsets"
+IDLE_S = {"retention": 10.0, "events": 60.0}
+"""Pauses of loops that find nothing in a run, in seconds."""
 _move_offsets = service.Service._advance
 _write_rows = store.write_rows
 _show = footprint.show
@@ -111,6 +113,7 @@ def _show_one_shot(client: Client, pair: Pair, version: int, permits: int, turn_
 
 
 def _make_loop(name: str, step: Callable[[], float | None], **pauses: Any) -> SimulatedLoop:
+    pauses["pause_min_s"] = IDLE_S.get(name, pauses["pause_min_s"])
     return SimulatedLoop(_process(), name, step, **pauses)
 
 
@@ -153,7 +156,12 @@ class SimulatedPublisher:
         """Sends one message."""
         crashpoints.crashpoint("delivery.message", "before_publish")
         self.connect()
-        self._service.deliver(outbound)
+        world = self._service.world
+        fails = world.happens(world.weather.broker_error)
+        if not fails or world.rng.random() < 0.5:
+            self._service.deliver(outbound)
+        if fails:
+            raise BrokerUnavailable("simulated: the connection to the broker is lost")
         crashpoints.crashpoint("delivery.message", "after_publish")
 
     def close(self) -> None:
@@ -172,6 +180,9 @@ def simulated() -> Iterator[None]:
         (passes, "Accounts"),
         (passes, "Admission"),
         (recovery, "Recoveries"),
+        (recovery, "Untold"),
+        (telling, "Untold"),
+        (losses, "_overdue"),
         (retention, "Recoveries"),
         (delivery, "Deliveries"),
         (main, "Watch"),
