@@ -1,7 +1,8 @@
 """Where the time goes: ``python -m benchmarks.profile [--accounts 20 --task bench.limit5] [--calls 6000]``.
 
 Runs celery-durable end to end under py-spy, and prints for each process its CPU time an operation and the functions
-that held the interpreter. A process that py-spy watches is a little slower: rates come from ``python -m benchmarks``.
+that held the interpreter, and for PostgreSQL the statements that an operation costs. A process that py-spy watches is a
+little slower: rates come from ``python -m benchmarks``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
+import psycopg
 
 from benchmarks.report.stacks import sum_up
 from benchmarks.setting.running import WARM_UP, complete
@@ -41,13 +43,16 @@ def main(words: Sequence[str]) -> int:
     arguments = parser.parse_args(words)
     with ExitStack() as handles:
         folder = Path(handles.enter_context(tempfile.TemporaryDirectory(prefix="celery-durable-bench-")))
-        servers = Servers(handles)
+        servers = Servers(handles, {"shared_preload_libraries": "pg_stat_statements"})
+        statements = handles.enter_context(psycopg.connect(servers.postgresql.replace("+psycopg", ""), autocommit=True))
+        statements.execute("CREATE EXTENSION pg_stat_statements")
         running = handles.enter_context(
             durable.running(servers, services=arguments.services, task=arguments.task, accounts=arguments.accounts)
         )
         complete(running, WARM_UP)
         watched = {process.label: _watch(process.pid, folder / process.label) for process in running.processes}
         before, senders = _cpu_s(running), _reaped_s()
+        statements.execute("SELECT pg_stat_statements_reset()")
         answers, finished_ns = complete(running, arguments.calls)
         after = _cpu_s(running)
         print(
@@ -56,6 +61,7 @@ def main(words: Sequence[str]) -> int:
         after["sender"], before["sender"] = _reaped_s(), senders
         for label, spent_s in sorted(after.items()):
             print(f"{label:<24} {(spent_s - before[label]) / arguments.calls * 1e6:7.0f} µs of CPU time an operation")
+        _print_statements(statements, arguments.calls, arguments.top)
         for label, spy in watched.items():
             spy.send_signal(signal.SIGINT)  # it writes what it has
             spy.wait(30)
@@ -100,6 +106,22 @@ def _reaped_s() -> float:
     """CPU time of children that have ended."""
     times = os.times()
     return times.children_user + times.children_system
+
+
+def _print_statements(connection: psycopg.Connection, calls: int, top: int) -> None:
+    """What all databases of the server executed, and how much log that wrote."""
+    query = (
+        "SELECT query, calls, rows, total_exec_time, wal_bytes FROM pg_stat_statements "
+        "WHERE query NOT LIKE '%pg_stat_statements%' ORDER BY calls DESC"
+    )
+    found = connection.execute(query).fetchall()
+    total, log_bytes = sum(row[1] for row in found), sum(row[4] for row in found)
+    print(f"\nPostgreSQL: {total / calls:.2f} statements and {log_bytes / calls:.0f} bytes of log an operation")
+    for text, count, rows, spent_ms, _ in found[: 2 * top]:
+        words = " ".join(text.split())
+        print(
+            f"  {count / calls:6.3f} an operation, {rows / count:5.1f} rows, {spent_ms / count:6.3f} ms  {words:.110}"
+        )
 
 
 def _print(label: str, output: Path, top: int) -> None:

@@ -18,16 +18,20 @@ from tests.services.postgresql import fresh_database
 
 
 class Servers:
-    """Starts what is asked for, and stops it with ``handles``."""
+    """Starts what is asked for, and stops it with ``handles``.
 
-    def __init__(self, handles: ExitStack) -> None:
+    :param postgresql: further settings of PostgreSQL.
+    """
+
+    def __init__(self, handles: ExitStack, postgresql: dict[str, str] | None = None) -> None:
         self._handles = handles
+        self._postgresql = {"synchronous_commit": "on", **(postgresql or {})}
         self._numbers = itertools.count(1)
 
     @cached_property
     def postgresql(self) -> str:
         """The SQLAlchemy URL of a server with fsync and synchronous_commit on."""
-        url = self._handles.enter_context(PostgreSQL({"synchronous_commit": "on"})).url()
+        url = self._handles.enter_context(PostgreSQL(self._postgresql)).url()
         with psycopg.connect(url.replace("+psycopg", "")) as connection:
             for name in ("fsync", "synchronous_commit", "full_page_writes"):
                 shown = connection.execute(f"SHOW {name}").fetchone()
