@@ -59,21 +59,30 @@ def enter_body(run: Run) -> None:
 
 
 def leave_body(run: Run) -> None:
-    """From here on nothing interrupts the calling thread; an interruption on its way is taken back."""
+    """From here on nothing interrupts the calling thread; an interruption on its way comes and is caught here."""
     while run.phase is Phase.BODY or run.interrupting:
         try:
             with run.lock:
                 run.phase = Phase.SETTLING
-                if run.interrupting:
-                    _raise_in(run.thread_id, None)
-                    run.interrupting = False
+            if run.interrupting:
+                _meet_interruption(run)
         except AttemptAborted:
-            continue  # it came just now; the next turn finds nothing on its way
+            run.interrupting = False
 
 
-def _raise_in(thread_id: int, exception: type[BaseException] | None) -> None:
-    argument = None if exception is None else ctypes.py_object(exception)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), argument)
+def _meet_interruption(run: Run) -> None:
+    """Has the one interruption of the run, which may have come already, come (again) now.
+
+    To take it back would leave CPython's mark of a pending exception set: on 3.11 all evaluation in the process then
+    takes its slow path for good, and what is traced (a debugger, coverage) hangs.
+    """
+    _raise_in(run.thread_id, AttemptAborted)
+    while run.interrupting:
+        pass
+
+
+def _raise_in(thread_id: int, exception: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(exception))
 
 
 _previous: Callable[[int, FrameType | None], Any] | int | None = None

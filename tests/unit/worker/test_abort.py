@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -114,6 +116,36 @@ def test_what_was_on_its_way_is_taken_back_when_the_body_ends() -> None:
     thread.join(60)
     assert not thread.is_alive()
     assert problems == []
+
+
+TRACED_AFTERWARDS = """
+import sys, threading
+from celery_durable.worker import abort, runs
+from celery_durable.worker.runs import Stop
+from tests.unit.worker.test_abort import make_run
+
+def body():
+    run = make_run()
+    try:
+        stopper = threading.Thread(target=abort.stop, args=(run, Stop.LOST))
+        stopper.start()
+        stopper.join()
+    except abort.AttemptAborted:
+        pass
+    abort.leave_body(run)
+    runs.remove(run)
+
+thread = threading.Thread(target=body)
+thread.start()
+thread.join()
+sys.settrace(lambda *_: None)
+(lambda: None)()
+"""
+
+
+def test_an_interruption_leaves_no_mark_on_the_interpreter() -> None:
+    """Python 3.11 marks that an exception is pending; with one that never comes, a traced call hangs."""
+    subprocess.run([sys.executable, "-c", TRACED_AFTERWARDS], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.SETTLING, Phase.SETTLED])
