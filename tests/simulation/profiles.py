@@ -66,10 +66,11 @@ def _silence(world: World) -> None:
 
 
 def _two_holders(world: World) -> None:
-    """Holders that do not know of each other read the same partitions, and run the same timers."""
-    _contend(world, 2, 20)
-    world.holder_count = 2
-    world.durations = (20, 1_500)
+    """Holders that do not know of each other run the same timers; messages, which would tell them, are rare."""
+    _contend(world, 3, 14)
+    world.holder_count, world.declared = 3, {"limit": 1}
+    world.durations = (2_000, 9_000)
+    world.faults_end_ms += 60_000
 
 
 def _groups(world: World) -> None:
@@ -109,7 +110,7 @@ def _ceilings(world: World) -> None:
 
 _PROFILES = {
     1: Profile("groups", _groups, faults=("cancel", "kill")),
-    3: Profile("two holders", _two_holders, faults=("freeze", "two owners"), weather={"loss": 0.25, "slow": 0.2}),
+    3: Profile("two holders", _two_holders, faults=("two owners",), weather={"slow": 0.95, "slow_ms": 20_000}),
     6: Profile(
         "late replies",
         _late_replies,
