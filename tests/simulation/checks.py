@@ -225,6 +225,12 @@ class Checks:
         for account in self.world.accounts:
             self.except_service(service, account, Lax(after_seq=seq))
 
+    def voided(self, service: Service) -> None:
+        """The service begins anew in each account, and may read old replies again before anybody looks."""
+        view = self.views.setdefault(service.name, ServiceView())
+        for account in self.world.accounts:
+            view.lives[account] += 1
+
     def copied(self, first: Service, second: Service) -> None:
         """``second`` runs on a copy of the database of ``first``: the holder takes each for the other.
 

@@ -37,6 +37,7 @@ IDLE_S = {"retention": 10.0, "events": 60.0}
 """Pauses of loops that find nothing in a run, in seconds."""
 _move_offsets = service.Service._advance
 _write_rows = store.write_rows
+_void = passes.Passes.restored
 _show = footprint.show
 
 
@@ -79,6 +80,12 @@ def _finish(plan: Plan, admitted: Mapping[str, int], counts: Any, now_ms: int, c
             except InvariantViolation as error:  # a pass would take it for a fault of one account, and go on
                 _Run.world.broken = error
     return outcome
+
+
+def _restored(self: passes.Passes, connection: Connection) -> None:
+    """A database that was restored voids what it was given, what it had acknowledged too."""
+    _void(self, connection)
+    _Run.world.checks.voided(_process().service)
 
 
 def _advance(self: service.Service, connection: Connection, batches: Sequence[Batch]) -> None:
@@ -209,6 +216,7 @@ def simulated() -> Iterator[None]:
                     {"make_producer": _make_producer, "make_consumer": _make_consumer}.get(name, _make_admin),
                 )
         put(passes, "finish", _finish)
+        put(passes.Passes, "restored", _restored)
         put(service.Service, "_advance", _advance)
         put(store, "write_rows", _write)
         for module in (allocation, semaphore):
