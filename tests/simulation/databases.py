@@ -10,7 +10,8 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.pool import StaticPool
@@ -22,6 +23,7 @@ from holder_service import store as holder_store
 from holder_service.migrations import HOLDER
 from holder_service.store import HolderTables
 from tests.simulation.clock import sql_now_ms
+from tests.simulation.statements import Prepared, QuickConnection
 
 
 @cache
@@ -51,6 +53,8 @@ class Slot:
         )
         # One connection for all that production code opens: none of them may change how it begins transactions.
         self.engine.dialect.set_isolation_level = lambda *_: None  # type: ignore[method-assign]
+        self.engine.dialect.do_savepoint = lambda _, name: self.raw.execute(f"SAVEPOINT {name}")  # type: ignore[method-assign]
+        self.engine.dialect.do_release_savepoint = lambda _, name: self.raw.execute(f"RELEASE SAVEPOINT {name}")  # type: ignore[method-assign]
         self.before_begin: Callable[[], None] = lambda: None
         # Not a listener: with one, SQLAlchemy goes through all its events at each statement.
         self.engine._connection_cls = self._connection_class()  # type: ignore[misc]
@@ -74,7 +78,10 @@ class Slot:
     def _connection_class(self) -> type[Connection]:
         slot = self
 
-        class SlotConnection(Connection):
+        class SlotConnection(QuickConnection):
+            raw = slot.raw
+            prepared: ClassVar[WeakKeyDictionary[Any, dict[tuple[str, ...], Prepared]]] = WeakKeyDictionary()
+
             def _begin_impl(self, transaction: Any) -> None:
                 slot.before_begin()
                 super()._begin_impl(transaction)
