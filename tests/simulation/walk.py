@@ -492,13 +492,13 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="count all that fail")
     parser.add_argument("--mutation", default="", help="a seeded violation, from tests.simulation.mutations")
     options = parser.parse_args()
-    from tests.simulation.mutations import MUTATIONS
+    from tests.simulation.mutations import broken
 
     begun = time.monotonic()
     stats: Counter[str] = Counter()
     looked: Counter[str] = Counter()
     failed = []
-    with MUTATIONS[options.mutation]():
+    with broken(options.mutation):
         if options.seed is not None:
             walk = run(options.seed, verbose=True)
             print("\n".join(walk.lines or ()))
