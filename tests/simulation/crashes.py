@@ -46,6 +46,8 @@ REACHED = tuple(point for point in POINTS if place_of(point) not in ELSEWHERE)
 """Where the simulation crashes."""
 RARE = tuple(point for point in REACHED if place_of(point) in _RARE_PLACES)
 """Those that few seeds pass: a crash is made ready at many of them at once, before the seed begins."""
+CHANCES = {"worker.cancel.before_commit": 0.4, "worker.cancel.after_commit": 0.9}
+"""That a crash is made ready at one of these: 0.3, unless it is listed."""
 USUAL = tuple(point for point in REACHED if point not in RARE)
 
 SEEDS_FOR_ALL = 1_000

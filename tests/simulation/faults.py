@@ -120,7 +120,7 @@ class Faults:
 
     def doom_first(self) -> None:
         """Before any process starts: some crash points are passed only then."""
-        self.world.doomed.update(point for point in crashes.RARE if self.rng.random() < 0.3)
+        self.world.doomed.update(one for one in crashes.RARE if self.rng.random() < crashes.CHANCES.get(one, 0.3))
         self.world.doomed.update(self.rng.choices(crashes.USUAL, k=2))
 
     def doom(self) -> bool:
