@@ -7,7 +7,8 @@ accounts that it has locked, and counts afterwards, so what a wake announced is 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,6 +29,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects import postgresql
 
 from celery_durable.errors import ConfigurationError
 from celery_durable.permits.messages import Declared, Reason
@@ -111,7 +113,7 @@ class Accounts:
         named = accounts.c.account.in_(bindparam("accounts", expanding=True))
         rows = select(accounts.c.account, accounts.c.state).where(named).order_by(accounts.c.account)
         self._lock = {wait: rows.with_for_update(skip_locked=not wait) for wait in (False, True)}
-        self._create = insert_new(dialect, accounts).returning(accounts.c.account)
+        self._create = {wait: _create(accounts, dialect, wait=wait) for wait in (False, True)}
         self._delete = delete(accounts).where(named)
         self._delete_wakes = delete(tables.wakes).where(
             tables.wakes.c.account.in_(bindparam("accounts", expanding=True))
@@ -167,11 +169,17 @@ class Accounts:
             missing = [key for key in parameters["accounts"] if key not in locked]
             if not missing:
                 return locked
-            rows = [{"account": key, "state": new_account(key).to_json()} for key in missing]
-            created = connection.scalars(self._create, rows).all()
+            created = self._made(connection, missing, wait=wait)
             locked.update(dict.fromkeys(created))
             if not wait or len(created) == len(missing):
                 return locked
+
+    def _made(self, connection: Connection, missing: list[str], *, wait: bool) -> Sequence[str]:
+        states = [new_account(key).to_json() for key in missing]
+        if self._dialect == "postgresql":
+            return connection.scalars(self._create[wait], {"accounts": missing, "states": states}).all()
+        rows = [{"account": key, "state": state} for key, state in zip(missing, states, strict=True)]
+        return connection.scalars(self._create[wait], rows).all()
 
     def clock(self, connection: Connection) -> tuple[int, int]:
         """(the database's time in Unix ms, the highest report ``seq`` ever drawn)."""
@@ -249,6 +257,26 @@ class Accounts:
             wake(connection, self._tables, [one.account for one in states])
             after, done = rows[-1].account, done + len(rows)
         return done
+
+
+def _create(accounts: Table, dialect: Dialect, *, wait: bool) -> Any:
+    """Makes rows that are missing. Who waits for no lock leaves out those that another transaction is making.
+
+    On PostgreSQL an insert waits for such a transaction in any case, while this one may hold locks that the other one
+    waits for. Therefore whoever makes a row has an advisory lock of its key first, which can be tried.
+    """
+    if dialect == "sqlite":
+        return insert_new(dialect, accounts).returning(accounts.c.account)
+    texts = postgresql.ARRAY(Text)
+    missing = select(
+        func.unnest(bindparam("accounts", type_=texts)).label("account"),
+        func.unnest(bindparam("states", type_=texts)).label("state"),
+    ).subquery("missing")
+    key = func.hashtextextended(missing.c.account, zlib.crc32(accounts.fullname.encode()))
+    have = cast(func.pg_advisory_xact_lock(key), Text).is_not(None) if wait else func.pg_try_advisory_xact_lock(key)
+    source = select(missing.c.account, missing.c.state).where(have)
+    made = insert_new(dialect, accounts).from_select(["account", "state"], source)
+    return made.returning(accounts.c.account)
 
 
 def _next_woken(tables: Tables) -> Select[Any]:

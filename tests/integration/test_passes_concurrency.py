@@ -73,6 +73,24 @@ def test_a_wake_that_commits_after_its_neighbour_is_seen(postgresql: Service) ->
     assert report.groups[0].waiting == 2
 
 
+def test_an_account_that_another_one_is_making_is_not_waited_for(postgresql: Service) -> None:
+    """Else two deadlock: the one that makes the row may next wait for an account that this one has locked."""
+    service = postgresql
+    accounts = Accounts(service.tables, "postgresql", waiting_count_max=10)
+    with service.database.transaction() as connection:
+        accounts.lock(connection, ["b"], wait=True)
+    other = service.again()
+
+    def lock_others() -> dict[str, str | None]:
+        with other.database.transaction() as connection:
+            return accounts.lock(connection, ["a", "b", "c"], wait=False)
+
+    with ThreadPoolExecutor(1) as thread, service.database.transaction() as connection:
+        assert set(accounts.lock(connection, ["a"], wait=True)) == {"a"}
+        assert set(thread.submit(lock_others).result(30)) == {"b", "c"}
+    other.database.dispose()
+
+
 def test_two_dispatchers_lose_no_wake_and_keep_the_bound(database_url: str) -> None:
     """A30, A41, B11: enqueues, settles, replies and two dispatchers' passes at once; every operation gets through."""
     service = Service(database_url, idle_return_s=600)
