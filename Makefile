@@ -4,7 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
-WORKERS ?= 2
+# More than the two cores of CI: the tests wait for about half of their time.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast lint format schemas docs-settings sim walk chaos recovery-times bench bench-quick clean setup
