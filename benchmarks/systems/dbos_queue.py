@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
-from benchmarks.setting.child import Child, command
-from benchmarks.setting.running import Running
+from benchmarks.setting.child import command
 from benchmarks.setting.servers import Servers
 from benchmarks.setting.tally import Tally
+from benchmarks.systems.sql_queue import SqlQueue
 from tests.harness import Process
 
 POLLING_S = 0.2
@@ -32,22 +32,11 @@ def describe(queue: dict[str, Any]) -> str:
     return f"2 worker processes, PostgreSQL, queue {queue}, DBOSClient.enqueue"
 
 
-class Dbos(Running):
-    """Some worker processes on one queue."""
+class Dbos(SqlQueue):
+    """DBOS's workers."""
 
-    def __init__(self, url: str, tally: Tally, processes: Sequence[Process], accounts: int) -> None:
-        super().__init__([tally], processes)
-        self._url = url
-        self._accounts = accounts
-        self._connection = psycopg.connect(url, autocommit=True)
-
-    def send(self, count: int) -> list[Child]:
-        return [Child("benchmarks.systems.dbos_app:send", url=self._url, count=count, accounts=self._accounts)]
-
-    def ended(self) -> int:
-        query = "SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'"
-        row = self._connection.execute(query).fetchone()
-        return 0 if row is None else int(row[0])
+    SENDER = "benchmarks.systems.dbos_app:send"
+    ENDED = "SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'"
 
     def ready(self) -> bool:
         """Whether the queue is registered."""
@@ -56,10 +45,6 @@ class Dbos(Running):
         except psycopg.errors.UndefinedTable:
             return False
         return bool(row and row[0])
-
-    def close(self) -> None:
-        """Ends its connection."""
-        self._connection.close()
 
 
 @contextlib.contextmanager

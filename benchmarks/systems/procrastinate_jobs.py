@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
-
-from benchmarks.setting.child import Child, call, command
-from benchmarks.setting.running import Running
+from benchmarks.setting.child import call, command
 from benchmarks.setting.servers import Servers
 from benchmarks.setting.tally import Tally
+from benchmarks.systems.sql_queue import SqlQueue
 from tests.harness import Process
 
 SETTINGS = (
@@ -21,26 +19,11 @@ SETTINGS = (
 )
 
 
-class Procrastinate(Running):
-    """Some worker processes on one queue."""
+class Procrastinate(SqlQueue):
+    """Procrastinate's workers."""
 
-    def __init__(self, url: str, tally: Tally, processes: Sequence[Process], accounts: int) -> None:
-        super().__init__([tally], processes)
-        self._url = url
-        self._accounts = accounts
-        self._connection = psycopg.connect(url, autocommit=True)
-
-    def send(self, count: int) -> list[Child]:
-        return [Child("benchmarks.systems.procrastinate_app:send", url=self._url, count=count, accounts=self._accounts)]
-
-    def ended(self) -> int:
-        query = "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'"
-        row = self._connection.execute(query).fetchone()
-        return 0 if row is None else int(row[0])
-
-    def close(self) -> None:
-        """Ends its connection."""
-        self._connection.close()
+    SENDER = "benchmarks.systems.procrastinate_app:send"
+    ENDED = "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'"
 
 
 @contextlib.contextmanager
