@@ -371,13 +371,11 @@ class Faults:
     def _second_database(self) -> bool:
         """Another database, with work of its own, under a client ID that is taken."""
         world = self.world
-        found = [service for service in self.people.there() if not service.is_clone]
-        if any(service.is_clone for service in world.services) or not found:
+        first = self._to_clone()
+        if first is None:
             return False
-        first = found[self.rng.randrange(len(found))]
         client_slot(3).load()
-        second = world.add_service(f"{first.name}2", first.client_id, 3)
-        second.is_clone = True
+        second = self._clone(first)
         world.launch(second)
         for _ in range(2):
             world.enqueue(second, self.rng.choice(world.accounts), self.rng.choice(world.groups))
@@ -385,17 +383,27 @@ class Faults:
 
     def _copy_database(self) -> bool:
         """A service's database is copied byte for byte, and both are used: two services with one identity."""
-        world = self.world
-        found = [service for service in self.people.there() if not service.is_clone]
-        if any(service.is_clone for service in world.services) or not found:
+        first = self._to_clone()
+        if first is None:
             return False
-        first = found[self.rng.randrange(len(found))]
         client_slot(3).load(first.slot.backup())
-        second = world.add_service(f"{first.name}2", first.client_id, 3)
-        second.is_clone, second.copied_from = True, first
-        world.checks.copied(first, second)
-        world.launch(second)
+        second = self._clone(first)
+        second.copied_from = first
+        self.world.checks.copied(first, second)
+        self.world.launch(second)
         return True
+
+    def _to_clone(self) -> Service | None:
+        """Whose client ID another database is to have: one at a time."""
+        found = [service for service in self.people.there() if not service.is_clone]
+        if any(service.is_clone for service in self.world.services) or not found:
+            return None
+        return found[self.rng.randrange(len(found))]
+
+    def _clone(self, first: Service) -> Service:
+        second = self.world.add_service(f"{first.name}2", first.client_id, 3)
+        second.is_clone = True
+        return second
 
     # -- the end of it
 
