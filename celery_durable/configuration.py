@@ -56,8 +56,8 @@ def load(model: type[Model], values: Mapping[str, Any], required: Collection[str
         if field not in model.model_fields:
             raise ConfigurationError(f"{field}: there is no such setting{nearest(field, model.model_fields)}")
     try:
-        settings = model(**values)
         _warn_of_unknown_environment(model)
+        settings = model(**values)
     except ValidationError as error:
         raise ConfigurationError(_describe(model, error)) from None
     except (UnicodeDecodeError, OSError) as error:

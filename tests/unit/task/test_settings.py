@@ -120,6 +120,15 @@ def test_an_unknown_name_in_the_environment_is_told(
     assert "CELERY_DURABLE_CLIENTID: there is no such setting, did you mean 'CELERY_DURABLE_CLIENT_ID'?" in caplog.text
 
 
+def test_it_is_told_too_when_another_setting_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CELERY_DURABLE_CLIENTID", "x")
+    with caplog.at_level(logging.WARNING), pytest.raises(ConfigurationError):
+        load(app_with(**GOOD, poll_min_ms=0))
+    assert "CELERY_DURABLE_CLIENTID: there is no such setting" in caplog.text
+
+
 def test_an_unknown_name_in_the_file_is_told(caplog: pytest.LogCaptureFixture) -> None:
     Path(".env").write_text("CELERY_DURABLE_SEND_MAX=7\nUNRELATED=1\n")
     with caplog.at_level(logging.WARNING):
