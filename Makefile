@@ -19,7 +19,7 @@ demo: .venv/.installed ## Two services share the limits of six tenants, through 
 # A deadline that a busy machine missed is tried once more, and told; a rule that was broken never is.
 # worksteal: who has nothing left takes over half of what the other still has, so that both end together.
 test: .venv/.installed-dev ## All tests, with real services
-	@$(PYTEST) -n $(WORKERS) --dist worksteal --reruns 1 --only-rerun 'not within [0-9.]+ s|[Tt]imed out'
+	@$(PYTEST) -n $(WORKERS) --dist worksteal --reruns 1 --only-rerun 'not (ended )?within [0-9.]+ s|[Tt]imed out'
 
 test-fast: .venv/.installed-dev ## The tests that start no service, no worker, no dispatcher and no holder
 	@$(PYTEST) tests/unit tests/simulation -m "not postgresql and not kafka and not redis and not processes"
