@@ -101,7 +101,9 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
 def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
     try:
         with _one_insert(runtime) as connection:
-            return statements(connection, runtime.tables).insert(connection, new)
+            known = statements(connection, runtime.tables).insert(connection, new)
+            runtime.bell.ring(connection)
+            return known
     except DBAPIError as error:
         # The pool's connection was cut (the server restarted, an idle timeout). The insert may have happened or not:
         # under the same ID a second one changes nothing.
@@ -133,6 +135,9 @@ def enqueue_many(task: DurableTask[..., Any], calls: Iterable[Any], *, batch_row
                 known = statements(connection, runtime.tables).insert_many(connection, batch)
             duplicates += known
             count += len(batch) - len(known)
+            if not transactions.in_callers_transaction():
+                with runtime.database.reading() as connection:
+                    runtime.bell.ring(connection)
     except Exception as error:
         if not transactions.in_callers_transaction():
             error.add_note(f"enqueue_many: {count} operations of batches before this one are committed")

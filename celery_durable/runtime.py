@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from celery_durable import settings as settings_module
 from celery_durable.settings import Settings
+from celery_durable.store.bell import Bell
 from celery_durable.store.database import Database
 from celery_durable.store.schema import Tables, build_tables
 
@@ -20,11 +22,16 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Runtime:
-    """The settings, the database and the tables of one app."""
+    """The settings, the database, and the tables of one app."""
 
     settings: Settings
     database: Database
     tables: Tables
+
+    @cached_property
+    def bell(self) -> Bell:
+        """What is rung when an enqueue has committed."""
+        return Bell(self.tables, self.database.dialect)
 
 
 def runtime_of(app: Celery) -> Runtime:

@@ -13,12 +13,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from celery_durable.dispatcher.publisher import BrokerUnavailable, Publisher
+from celery_durable.dispatcher.publisher import Publisher
 from celery_durable.runtime import Runtime
 from celery_durable.store import accounts
 from celery_durable.store.admission import Admitted
 from celery_durable.store.delivery import Deliveries, GivenBack, QueueLoad
 from celery_durable.store.sending import Resends
+from celery_durable.store.sql import parts
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -136,14 +137,10 @@ class Delivery:
             outbound = self._statements.load(connection, taken)
         done = 0
         try:
-            for one in outbound:
+            for some in parts(outbound, self._publisher.together_max):
                 if time.monotonic() > deadline or self._stopping.is_set():
                     break
-                try:
-                    self._publisher.publish(one)
-                except BrokerUnavailable:
-                    raise
-                except Exception as error:  # noqa: BLE001 - a message that cannot be sent fails alone (case B13)
+                for one, error in self._publisher.publish(some):
                     logger.warning(
                         "operation %s cannot be sent to queue %r: %s: %s; it is tried again later",
                         one.admitted.id,
@@ -151,7 +148,7 @@ class Delivery:
                         type(error).__name__,
                         error,
                     )
-                done += 1
+                done += len(some)
         finally:
             if done < len(outbound):
                 with self._database.transaction("delivery.put_back") as connection:

@@ -22,7 +22,8 @@ from celery_durable.scheduling.loop import Loop, Step, stop_all
 from celery_durable.scheduling.signals import signals_set
 from celery_durable.store import migrate
 from celery_durable.store.admission import Admitted
-from celery_durable.store.watch import Watch
+from celery_durable.store.bell import Listener
+from celery_durable.store.watch import NOTHING, Watch
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -57,18 +58,23 @@ def run(app: Celery, *, stop: threading.Event | None = None) -> int:
 
 UNHINTED_PAUSE_MAX_S = 5.0
 """Longest pause of a loop that the watch hints: its own look is the net for a watch that fails."""
+AWAKE_S = 0.2
+"""So long after it found something new the watch looks every ``poll_min_ms``: twice as long as a bell keeps silent."""
 
 
 class Dispatcher:
     """The loops of one dispatcher, and the hints that they give each other. A lost hint costs one pause.
 
     The watch looks for the others, every ``poll_max_ms``: an idle dispatcher costs one statement then, not one a loop.
+    It looks at once when the bell rings, and often for a while after it found something new.
     """
 
     def __init__(self, app: Celery, runtime: Runtime) -> None:
         settings = runtime.settings
         self._runtime = runtime
         self._watch = Watch(runtime.tables)
+        self._found = NOTHING
+        self._awake_until_s = 0.0
         self._delivery = Delivery(app, runtime, on_wakes=self._wake_passes)
         self._relay = Relay(runtime.database, runtime.tables.outbox, settings, batch_max=settings.relay_batch_max)
         passes = Passes(runtime, hand_over=self._hand_over)
@@ -81,6 +87,8 @@ class Dispatcher:
         self._relay_loop = self._loop("relay", self._relay.step)
         self._recovery_loop = self._loop("recovery", recovery.step)
         watch_s = settings.poll_max_ms / 1000
+        self._watch_loop = self._loop("watch", self._look, watch_s, watch_s)
+        self._listener = Listener(runtime.database, runtime.tables)
         self._loops = [
             self._passes_loop,
             self._delivery_loop,
@@ -90,8 +98,10 @@ class Dispatcher:
             self._loop("events", events.make_step(app)),
             self._loop("telling", Telling(app, runtime).step),
             self._loop("retention", Retention(runtime).step, 1.0, LOOK_EVERY_S),
-            self._loop("watch", self._look, watch_s, watch_s),
+            self._watch_loop,
         ]
+        if runtime.database.dialect == "postgresql":
+            self._loops.append(self._loop("bell", self._listen))
 
     def start(self) -> None:
         """Starts the loops, each in a thread of its own."""
@@ -138,7 +148,15 @@ class Dispatcher:
         ):
             if is_pending:
                 loop.wake()
-        return float("inf")
+        # What stays pending is somebody else's, or waits for a broker that is away.
+        if pending not in (NOTHING, self._found):
+            self._awake_until_s = time.monotonic() + AWAKE_S
+        self._found = pending
+        return self._runtime.settings.poll_min_ms / 1000 if time.monotonic() < self._awake_until_s else float("inf")
+
+    def _listen(self) -> None:
+        if self._listener.wait():
+            self._watch_loop.wake()
 
     def _hand_over(self, admitted: Sequence[Admitted]) -> None:
         if admitted:

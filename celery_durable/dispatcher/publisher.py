@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kombu.common import Broadcast
+from kombu.exceptions import BatchPublishError
 
 from celery_durable.crashpoints import crashpoint
 from celery_durable.message import ATTEMPT_HEADER, GENERATION_HEADER
@@ -15,10 +16,12 @@ from celery_durable.store.delivery import Outbound
 if TYPE_CHECKING:
     from celery import Celery
 
-logger = logging.getLogger(__name__)
-
 _TIMEOUT_OPTIONS = {"redis": ("socket_timeout", "socket_connect_timeout"), "amqp": ("read_timeout", "write_timeout")}
 """Transport options that bound a call to a broker that hangs, by the transport's ``driver_type``."""
+
+
+TOGETHER_MAX = 100
+"""Messages in one round trip to the broker at most: if it breaks off, so many are sent again."""
 
 
 class BrokerUnavailable(Exception):
@@ -38,6 +41,11 @@ class Publisher:
         self._connection: Any = None
         self._producer: Any = None
 
+    @property
+    def together_max(self) -> int:
+        """How many messages :meth:`publish` sends in one round trip to the broker that it is connected to."""
+        return TOGETHER_MAX if self._producer is not None and self._producer.supports_batch_publish else 1
+
     def connect(self) -> None:
         """Connects if there is no connection. Raises :class:`BrokerUnavailable`."""
         if self._producer is not None:
@@ -46,25 +54,57 @@ class Publisher:
         self._connection = connection
         try:
             connection.connect()
-            self._producer = self._app.amqp.Producer(connection.default_channel, auto_declare=False)
+            self._producer = self._app.amqp.Producer(connection.channel(), auto_declare=False)
         except Exception as error:
             self.close()
             raise BrokerUnavailable(f"the Celery broker cannot be reached: {_text(error)}") from error
 
-    def publish(self, outbound: Outbound) -> None:
-        """Sends one message. Needs :meth:`connect` before.
+    def publish(self, some: Sequence[Outbound]) -> list[tuple[Outbound, Exception]]:
+        """Sends up to :attr:`together_max` messages. Needs :meth:`connect` before.
 
-        :raises BrokerUnavailable: the broker is away; the message may or may not have reached it.
-        :raises Exception: anything else is the message's own fault (case B13).
+        Returns those that cannot be sent by a fault of their own (case B13), each with its error.
+
+        :raises BrokerUnavailable: the broker is away; any of the messages may or may not have reached it.
         """
+        crashpoint("delivery.message", "before_publish")
+        failed = self._publish_together(some) if len(some) > 1 else None
+        if failed is None:
+            failed = self._publish_each(some)
+        crashpoint("delivery.message", "after_publish")
+        return failed
+
+    def _publish_together(self, some: Sequence[Outbound]) -> list[tuple[Outbound, Exception]] | None:
+        """None: the broker refused some of them, and does not say which. Each again, then: a worker starts one once."""
+        try:
+            with self._producer.batch():
+                return self._publish_each(some)
+        except BatchPublishError as error:
+            cause = error.__cause__
+            if cause is not None and self._is_unavailable(cause):
+                raise self._unavailable(cause) from error
+            return None
+
+    def _publish_each(self, some: Sequence[Outbound]) -> list[tuple[Outbound, Exception]]:
+        failed: list[tuple[Outbound, Exception]] = []
+        for one in some:
+            try:
+                self._publish(one)
+            except (BrokerUnavailable, BatchPublishError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the others go on
+                failed.append((one, error))
+        return failed
+
+    def _publish(self, outbound: Outbound) -> None:
         declare = self._declared(outbound)
         channel_errors = self._connection.channel_errors  # of the connection that this uses: an error may close it
         try:
             self._send(outbound, declare)
         except channel_errors:
             # A broker may answer an earlier message's fault with the next one's error: once more on a new channel.
-            self._producer = None
-            self._connection.default_channel.close()
+            channel, self._producer = self._producer.channel, None
+            with suppress(Exception):
+                channel.close()
             self.connect()
             self._send(outbound, declare)
 
@@ -99,7 +139,6 @@ class Publisher:
             ATTEMPT_HEADER: outbound.admitted.attempt,
             GENERATION_HEADER: outbound.admitted.generation,
         }
-        crashpoint("delivery.message", "before_publish")
         try:
             self._producer.publish(
                 outbound.body,
@@ -109,10 +148,17 @@ class Publisher:
                 declare=declare,
                 **{**outbound.properties, **outbound.publish},
             )
-        except (*self._connection.connection_errors, OSError) as error:
-            self.close()
-            raise BrokerUnavailable(f"the Celery broker does not answer: {_text(error)}") from error
-        crashpoint("delivery.message", "after_publish")
+        except Exception as error:
+            if not self._is_unavailable(error):
+                raise
+            raise self._unavailable(error) from error
+
+    def _is_unavailable(self, error: BaseException) -> bool:
+        return isinstance(error, (*self._connection.connection_errors, OSError))
+
+    def _unavailable(self, error: BaseException) -> BrokerUnavailable:
+        self.close()
+        return BrokerUnavailable(f"the Celery broker does not answer: {_text(error)}")
 
 
 def _text(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from celery_durable.crashpoints import crashpoint
 from celery_durable.errors import AttemptLost, DurableError
 from celery_durable.store.accounts import wake
 from celery_durable.store.attempt_sql import RETURNED, AttemptStatements, Settle, Settles
+from celery_durable.store.bell import Bell
 from celery_durable.store.database import Database
 from celery_durable.store.schema import (
     CANCELLED,
@@ -109,6 +110,7 @@ class Attempts:
         self._tables = tables
         self._postgresql = database.dialect == "postgresql"
         self._untold = Untold(tables)
+        self._bell = Bell(tables, database.dialect)
         self._statements = AttemptStatements(tables, database.dialect, database.engine.dialect.identifier_preparer)
 
     def start(self, attempt: Attempt, *, worker: str, timeout_ms: int) -> Started | None:
@@ -228,6 +230,8 @@ class Attempts:
             row = self._in_steps(place, settle, params)
         crashpoint(place, "after_commit")
         if row is not None:
+            if row[1] is not None:
+                self._bell.ring(self._database.held())
             return str(row[2])
         state, earlier = self._written(attempt)
         if outcome == (earlier or state):

@@ -21,6 +21,9 @@ class Pending:
     relay: bool
 
 
+NOTHING = Pending(passes=False, delivery=False, recovery=False, relay=False)
+
+
 class Watch:
     """The statement, built once per process."""
 

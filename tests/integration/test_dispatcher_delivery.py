@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import uuid
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 from amqp.exceptions import ChannelError
 from celery import Celery
 from kombu import Exchange, Producer, Queue
@@ -185,6 +187,54 @@ def test_a_message_that_cannot_be_sent_fails_alone(
     assert len(received(app, queue)) == 2
     assert "operation poison cannot be sent" in caplog.text
     assert service.row("poison").sends == 1
+
+
+@pytest.mark.redis
+def test_redis_takes_a_batch_in_one_round_trip(sqlite_url: str, redis_url: str) -> None:
+    service = Service(sqlite_url)
+    app = Celery("billing", broker=redis_url, set_as_current=False)
+    ids = [f"a{number}" for number in range(50)]
+    service.add(*ids, account=None, state="admitted", due_at=1, queue="celery", wakes=False)
+    with redis.Redis.from_url(redis_url) as client:
+        before = client.info("commandstats").get("cmdstat_lpush", {"calls": 0})["calls"]
+        reads = client.info("stats")["total_reads_processed"]
+        delivery = service.delivery(app)
+        steps(delivery.step)
+        delivery.close()
+        reads = client.info("stats")["total_reads_processed"] - reads
+        assert client.llen("celery") == 50
+        assert client.info("commandstats")["cmdstat_lpush"]["calls"] == before + 50
+    assert reads < 25, "of them the connection's own set-up, and what tests beside this one do"
+    service.close()
+
+
+@pytest.mark.redis
+def test_what_redis_refuses_fails_alone(sqlite_url: str, redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """B13: the whole batch is uncertain then, so each goes once more: some twice, of which a worker starts one."""
+    service = Service(sqlite_url)
+    app = Celery("billing", broker=redis_url, set_as_current=False)
+    delivery = service.delivery(app)
+
+    def add(name: str, queue: str) -> None:
+        publish, headers = {"exchange": "", "routing_key": queue}, {"id": name}
+        columns = {"account": None, "state": "admitted", "due_at": 1, "wakes": False}
+        service.add(name, queue=queue, publish=publish, headers=headers, **columns)
+
+    with redis.Redis.from_url(redis_url) as client:
+        add("first", "taken")
+        steps(delivery.step)
+        client.set("taken", "no list")
+        for name, queue in (("a", "celery"), ("poison", "taken"), ("z", "celery")):
+            add(name, queue)
+        with caplog.at_level(logging.WARNING):
+            steps(delivery.step)
+        delivery.close()
+        ids = {json.loads(message)["headers"]["id"] for message in client.lrange("celery", 0, -1)}
+    assert ids == {"a", "z"}
+    assert "operation poison cannot be sent to queue 'taken': ResponseError: " in caplog.text
+    assert "WRONGTYPE" in caplog.text
+    assert caplog.text.count("cannot be sent") == 1
+    service.close()
 
 
 def test_what_was_cancelled_meanwhile_is_not_sent(service: Service, app: Celery, queue: str) -> None:

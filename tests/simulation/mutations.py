@@ -291,9 +291,9 @@ MUTATIONS: dict[str, Mutation] = {
     "admit one more than was given": Mutation(_admit_one_more_than_was_given, ("level",), seed=1),
     "ignore ceilings": Mutation(_ignore_ceilings, ("ceiling",), seed=14, profile=True),
     "count only the newest reply": Mutation(_count_only_the_newest_reply, ("covers", "bound"), seed=11),
-    "ignore keeps": Mutation(_ignore_keeps, ("covers", "bound"), seed=26, profile=True),
+    "ignore keeps": Mutation(_ignore_keeps, ("covers", "bound"), seed=76),
     "skip the wait for the new epoch": Mutation(
-        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=47, profile=True
+        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=142, profile=True
     ),
     "free on silence": Mutation(_free_on_silence, ("covers", "bound"), seed=11, profile=True),
     "apply an older reply": Mutation(_apply_an_older_reply, ("ack",), seed=1),
@@ -306,10 +306,10 @@ MUTATIONS: dict[str, Mutation] = {
     "write without compare-and-set": Mutation(
         _write_without_compare_and_set, ("at its version",), seed=63, profile=True
     ),
-    "settle without token": Mutation(_settle_without_token, ("fenced",), seed=54),
+    "settle without token": Mutation(_settle_without_token, ("fenced",), seed=173, profile=True),
     "start what runs": Mutation(_start_what_runs, ("fenced",), seed=1),
-    "trust a database that went back": Mutation(_trust_a_database_that_went_back, ("noticed",), seed=33),
-    "send without commit": Mutation(_send_without_commit, ("one body",), seed=33),
+    "trust a database that went back": Mutation(_trust_a_database_that_went_back, ("noticed",), seed=79),
+    "send without commit": Mutation(_send_without_commit, ("one body",), seed=28),
     "cancel what has ended": Mutation(_cancel_what_has_ended, ("ended stays",), seed=1),
     "delete what runs": Mutation(_delete_what_runs, ("kept",), seed=1),
     "settle without a wake": Mutation(_settle_without_a_wake, ("all ran",)),
@@ -317,7 +317,7 @@ MUTATIONS: dict[str, Mutation] = {
     "keep a dead client's demand": Mutation(_keep_a_dead_clients_demand, ("all ran",), seed=12, profile=True),
     "turns without end": Mutation(_turns_without_end, ("starves",)),
     "serve the first pair": Mutation(_serve_the_first_pair, ("passed over",), seed=9, profile=True),
-    "believe that nothing is given back": Mutation(_believe_nothing_is_given_back, ("quiescence",), seed=52),
+    "believe that nothing is given back": Mutation(_believe_nothing_is_given_back, ("quiescence",), seed=58),
     "leave idle rows": Mutation(_leave_idle_rows, ("rows",)),
 }
 

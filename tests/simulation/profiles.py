@@ -1,6 +1,7 @@
 """Seeds that concentrate on one situation, which the general mix of faults makes too rarely to rely on.
 
-One seed in twenty for each. A profile narrows what a seed is like and which faults it has; all else is drawn as ever.
+One seed in thirty for each, or two. A profile narrows what a seed is like and which faults it has; all else is drawn as
+ever.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tests.simulation.holders import holder_settings
 if TYPE_CHECKING:
     from tests.simulation.shells import World
 
-EVERY = 20
+EVERY = 30
 """Of so many seeds, one has a certain profile."""
 
 
@@ -108,7 +109,7 @@ def _ceilings(world: World) -> None:
     _contend(world, world.rng.choice((1, 2, 3)), 20)
 
 
-_PROFILES = {
+_SITUATIONS = {
     1: Profile("groups", _groups, faults=("cancel", "kill")),
     3: Profile("two holders", _two_holders, faults=("two owners",), weather={"slow": 0.95, "slow_ms": 20_000}),
     6: Profile(
@@ -134,3 +135,5 @@ _PROFILES = {
     ),
     14: Profile("ceilings", _ceilings, ceilings=True, faults=("cancel", "crash", "freeze", "limit")),
 }
+_PROFILES = {**_SITUATIONS, 21: _SITUATIONS[6], 22: _SITUATIONS[7], 23: _SITUATIONS[8]}
+"""Three of them find faults that few of their seeds meet: they have two seeds in thirty."""

@@ -159,8 +159,11 @@ class SimulatedPublisher:
         if self._service.world.broker_is_down:
             raise BrokerUnavailable("simulated: the broker is down")
 
-    def publish(self, outbound: Outbound) -> None:
+    together_max = 1
+
+    def publish(self, some: Sequence[Outbound]) -> list[Any]:
         """Sends one message."""
+        (outbound,) = some
         crashpoints.crashpoint("delivery.message", "before_publish")
         self.connect()
         world = self._service.world
@@ -170,6 +173,7 @@ class SimulatedPublisher:
         if fails:
             raise BrokerUnavailable("simulated: the connection to the broker is lost")
         crashpoints.crashpoint("delivery.message", "after_publish")
+        return []
 
     def close(self) -> None:
         """Disconnects."""
@@ -225,6 +229,7 @@ def simulated() -> Iterator[None]:
         put(delivery, "Publisher", SimulatedPublisher)
         # Idle looks cost the simulator time and find nothing: hints and due times lead it.
         put(main, "LOOK_EVERY_S", 60.0)
+        put(main, "AWAKE_S", 0.0)
         put(main, "UNHINTED_PAUSE_MAX_S", 10.0)
         put(replies, "READ_S", 5.0)
         put(relay, "REPORT_WAIT_S", 0.5)

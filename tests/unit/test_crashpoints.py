@@ -43,6 +43,7 @@ HANDS_ON = {
 AUTOCOMMIT = {
     "dispatcher/delivery.py Delivery.step": "what is due, by queue",
     "dispatcher/delivery.py Delivery._send": "the messages of what was claimed",
+    "enqueue.py enqueue_many": "rings, after the commit",
     "dispatcher/main.py Dispatcher._look": "the watch's one statement",
     "dispatcher/passes.py Passes.step": "which accounts need a pass",
     "dispatcher/recovery.py Recovery.step": "when the next is due",
@@ -59,6 +60,8 @@ AUTOCOMMIT = {
     "results.py DurableBackend._committed_state": "the state of an operation",
     "store/attempts.py Attempts._one": "a read, or a statement between its caller's crash points",
     "store/attempts.py Attempts._in_steps": "a transaction with its crash points",
+    "store/attempts.py Attempts._settle": "rings, after the commit and its crash point",
+    "store/bell.py Listener.wait": "listens",
     "store/database.py Database.one_write": "between its crash points",
     "store/migrate.py check": "the revision",
     "transactions.py reading": "its caller is on this list",
@@ -73,7 +76,8 @@ AUTOCOMMIT = {
 """Every use of a connection in autocommit: what it reads, or where its crash points are."""
 
 SENDS = {
-    "dispatcher/publisher.py Publisher._send self._producer.publish": "delivery.message publish",
+    "dispatcher/publisher.py Publisher.publish self._publish_each": "delivery.message publish",
+    "dispatcher/publisher.py Publisher.publish self._publish_together": "delivery.message publish",
     "kafka/consumer.py PartitionReader.commit session.consumer.commit": "reader.offset acknowledge",
     "kafka/relay.py Relay._produce produce": "relay.message publish",
     "kafka/relay.py Relay._on_delivery self._sent.append": "relay.message acknowledge",
@@ -86,6 +90,7 @@ SENDS = {
 
 HARMLESS = {
     "dispatcher/delivery.py Delivery._send self._publisher.publish": "it has the crash points",
+    "dispatcher/publisher.py Publisher._send self._producer.publish": "called between the crash points",
     "dispatcher/replies.py ReplyReader.step self._reader.commit": "it has the crash points",
     "holder_service/service.py Service._consume reader.commit": "it has the crash points",
     "holder_service/rebuild.py Rebuilder._begin life.begin": "a statement of a transaction",

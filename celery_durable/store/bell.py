@@ -1,0 +1,69 @@
+"""Rings a service's dispatchers when a commit gave them something to do: a hint that saves them a pause.
+
+PostgreSQL's ``NOTIFY`` takes a lock of the whole database until its transaction has ended. So it is never part of a
+transaction that does anything else: it rings after the commit, waits for no disk, and at most every
+:data:`RING_EVERY_S` seconds in a process, since a dispatcher that was rung looks often for a while. What no ring tells
+is found by the poll (design, section 7: wake-ups are hints). SQLite has no such thing.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import Connection
+
+from celery_durable.store.database import Database
+from celery_durable.store.schema import Tables
+
+RING_EVERY_S = 0.1
+WAIT_S = 0.5
+"""How long :meth:`Listener.wait` waits at most: a loop that is told to end does so within this."""
+_NAME_BYTES_MAX = 63
+
+
+def _channel(tables: Tables) -> str:
+    """One for each client of a database."""
+    name = f"{tables.metadata.schema or ''}.{tables.prefix}bell"
+    return name.encode()[-_NAME_BYTES_MAX:].decode(errors="ignore")
+
+
+class Bell:
+    """One client's bell, for the threads of one process."""
+
+    def __init__(self, tables: Tables, dialect: str) -> None:
+        self._channel = _channel(tables) if dialect == "postgresql" else None
+        self._silent_until_s = 0.0
+
+    def ring(self, connection: Connection) -> None:
+        """Rings, on a connection in autocommit. It never fails: a connection that is lost is found so at its next use.
+
+        The connection's own driver is used, without SQLAlchemy: nothing of the caller's listens to this statement.
+        """
+        now_s = time.monotonic()
+        if self._channel is None or now_s < self._silent_until_s:
+            return
+        self._silent_until_s = now_s + RING_EVERY_S
+        with suppress(Exception):
+            driver: Any = connection.connection.driver_connection
+            driver.execute("SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')", [self._channel])
+
+
+class Listener:
+    """Waits for the bell, in one thread, on a connection of its own."""
+
+    def __init__(self, database: Database, tables: Tables) -> None:
+        self._database = database
+        self._channel = _channel(tables)
+        self._listens_on: Any = None
+
+    def wait(self) -> bool:
+        """Waits for the bell for at most :data:`WAIT_S` seconds. True: it rang, or may have while nobody listened."""
+        with self._database.autocommit() as connection:
+            driver: Any = connection.connection.driver_connection
+            if driver is not self._listens_on:
+                driver.execute(f"LISTEN {connection.dialect.identifier_preparer.quote_identifier(self._channel)}")
+                self._listens_on = driver
+                return True
+            return any(True for _ in driver.notifies(timeout=WAIT_S, stop_after=1))
