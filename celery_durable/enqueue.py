@@ -14,7 +14,7 @@ from celery_durable import transactions
 from celery_durable.declaration import Declaration, Resolved
 from celery_durable.errors import DuplicateOperationError, EnqueueError
 from celery_durable.runtime import Runtime, runtime_of
-from celery_durable.store.operations import NewOperation, statements
+from celery_durable.store.operations import NewOperation, statements, statements_for
 from celery_durable.worker import left_over
 
 if TYPE_CHECKING:
@@ -99,11 +99,13 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
 
 
 def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
+    if runtime.database.dialect == "postgresql" and transactions.is_own(runtime) and _inserted_at_once(runtime, new):
+        return False
     try:
         with _one_insert(runtime) as connection:
             known = statements(connection, runtime.tables).insert(connection, new)
-            runtime.bell.ring(connection)
-            return known
+            runtime.bell.ring(connection.connection.driver_connection)
+            return known and not own_id
     except DBAPIError as error:
         # The pool's connection was cut (the server restarted, an idle timeout). The insert may have happened or not:
         # under the same ID a second one changes nothing.
@@ -111,6 +113,17 @@ def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
             raise
     with _one_insert(runtime) as connection:
         return statements(connection, runtime.tables).insert(connection, new) and not own_id
+
+
+def _inserted_at_once(runtime: Runtime, new: NewOperation) -> bool:
+    """The short way to the same end, without SQLAlchemy. False: it did not go that way, or nobody knows."""
+    try:
+        with runtime.database.driver_write("enqueue.one") as driver_connection:
+            inserted = statements_for(runtime.tables, "postgresql").insert_raw(driver_connection, new)
+            runtime.bell.ring(driver_connection)
+    except Exception:  # noqa: BLE001 - what is wrong is found again, and told, on the long way
+        return False
+    return inserted
 
 
 @contextmanager
@@ -137,7 +150,7 @@ def enqueue_many(task: DurableTask[..., Any], calls: Iterable[Any], *, batch_row
             count += len(batch) - len(known)
             if not transactions.in_callers_transaction():
                 with runtime.database.reading() as connection:
-                    runtime.bell.ring(connection)
+                    runtime.bell.ring(connection.connection.driver_connection)
     except Exception as error:
         if not transactions.in_callers_transaction():
             error.add_note(f"enqueue_many: {count} operations of batches before this one are committed")

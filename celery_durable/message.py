@@ -84,7 +84,7 @@ def capture(
     """
     options = check_options(task, options)
     now = datetime.now(UTC)
-    eta_delay_ms, eta_at_ms = _eta(task, options.pop("countdown", None), options.pop("eta", None), now)
+    eta_delay_ms, eta_at_ms = due(task, options.pop("countdown", None), options.pop("eta", None), now)
     # The exec options hold what the task itself declares; None given by the caller takes it away.
     expires = options.pop("expires", _exec_option(task, "expires"))
     expires_delay_ms, expires_at_ms = _moment(task, "expires", expires, now)
@@ -162,7 +162,7 @@ class _Recorder(NoProducer):
         _require_json(name, headers, "headers")
         _require_json(name, properties, "")
         _require_json(name, publish, "")
-        content_type, content_encoding, data = _serialise(name, body, serializer)
+        content_type, content_encoding, data = serialise(name, body, serializer)
         return CapturedMessage(
             id=headers["id"],
             task=name,
@@ -201,7 +201,11 @@ def _exec_option(task: Task, name: str) -> Any:
     return task._get_exec_options().get(name)  # what Celery's own apply_async starts from
 
 
-def _eta(task: Task, countdown: Any, eta: Any, now: datetime) -> tuple[int | None, int | None]:
+def due(task: Task, countdown: Any, eta: Any, now: datetime) -> tuple[int | None, int | None]:
+    """(delay from now in ms, the point in time in Unix ms if one is given); None: at once.
+
+    :raises EnqueueError: both are given, or one is no time.
+    """
     if countdown is not None and eta is not None:
         raise EnqueueError(f"{task.name}: countdown = {countdown!r:.100} and eta = {eta!r:.100}: give one of them")
     if countdown is not None:
@@ -248,7 +252,11 @@ def _float(number: float) -> float:
         return math.inf
 
 
-def _serialise(task: str, body: Any, serializer: str) -> tuple[str, str, bytes]:
+def serialise(task: str, body: Any, serializer: str) -> tuple[str, str, bytes]:
+    """(content type, content encoding, bytes) of a message's body.
+
+    :raises EnqueueError: it cannot be serialised.
+    """
     from kombu.serialization import dumps
 
     try:

@@ -55,7 +55,7 @@ class Settings(KafkaSettings, Configuration):
         default=5,
         ge=1,
         le=100,
-        description="SQL connections that a process keeps open at most, besides one held.",
+        description="SQL connections kept open for transactions at most, and as many for single statements.",
     )
 
     heartbeat_interval_s: float = Field(

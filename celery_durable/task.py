@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from celery import Task, shared_task
@@ -13,6 +14,7 @@ from kombu.utils.uuid import uuid
 from celery_durable import enqueue, message, results, spool
 from celery_durable.declaration import OPTIONS, Declaration, check_options, declare, signature_of
 from celery_durable.errors import ConfigurationError, EnqueueError
+from celery_durable.pattern import Patterns
 from celery_durable.results import DurableAsyncResult, durable_backend
 from celery_durable.worker import boot
 from celery_durable.worker.retry import is_retry, stage_retry
@@ -214,7 +216,11 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
                 raise EnqueueError(
                     f"{self.name}: {name} = {options[name]!r}: it cannot be given for one call; declare it on the task"
                 )
-        return message.capture(self, args, kwargs, send=super().apply_async, task_id=operation_id, **options)
+        return self._patterns.capture(args, kwargs, send=super().apply_async, task_id=operation_id, **options)
+
+    @cached_property
+    def _patterns(self) -> Patterns:
+        return Patterns(self)
 
     def _read_call(self, call: Any) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
         if isinstance(call, tuple | list):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,8 +37,11 @@ class _Use:
 
 
 _entered: ContextVar[_Use | None] = ContextVar("celery_durable_using", default=None)
-_checked: weakref.WeakKeyDictionary[Engine, set[tuple[str, str | None, str]]] = weakref.WeakKeyDictionary()
-"""Engines whose database was found to be this service's own, by (prefix, schema, client_id)."""
+_checked: weakref.WeakKeyDictionary[Engine, dict[tuple[str, str | None, str], float]] = weakref.WeakKeyDictionary()
+"""Engines whose database was found not to be another service's: until when that is believed (monotonic), by (prefix,
+schema, client_id)."""
+NOBODYS_S = 1.0
+"""So long a database that no dispatcher has claimed yet is taken for this service's."""
 
 
 @contextmanager
@@ -162,6 +166,11 @@ def _connection(runtime: Runtime, target: Session | Connection) -> Connection:
     return connection
 
 
+def is_own(runtime: Runtime) -> bool:
+    """Whether :func:`require_own` has looked in this process, and found this service's tables."""
+    return _key(runtime) in _checked.get(runtime.database.autocommit_engine, {})
+
+
 def require_own(runtime: Runtime, connection: Connection) -> None:
     """Refuses settings that lead to another service's tables. Looks once in a process.
 
@@ -179,16 +188,20 @@ def _other_owner(runtime: Runtime, connection: Connection, *, once: bool) -> str
     """The ``client_id`` of another service whose tables these are: its dispatcher would hand our operations to its
     workers. None: they are this service's own, or nobody's yet."""
     settings, client = runtime.settings, runtime.tables.client
-    key = (settings.table_prefix, settings.database_schema, settings.client_id)
-    seen = _checked.setdefault(connection.engine, set())
-    if key in seen:
+    key = _key(runtime)
+    seen = _checked.setdefault(connection.engine, {})
+    if seen.get(key, 0.0) > time.monotonic():
         return None
     owners: list[str] = list(connection.scalars(select(client.c.client_id)))
     if owners and settings.client_id not in owners:
         return owners[0]
-    if owners or once:
-        seen.add(key)
+    seen[key] = float("inf") if owners or once else time.monotonic() + NOBODYS_S
     return None
+
+
+def _key(runtime: Runtime) -> tuple[str, str | None, str]:
+    settings = runtime.settings
+    return settings.table_prefix, settings.database_schema, settings.client_id
 
 
 @contextmanager

@@ -35,7 +35,12 @@ class HolderSettings(KafkaSettings, Configuration):
         json_schema_extra={CHARACTERS: TABLE_PREFIX_WORDS},
         description="First part of every table's name.",
     )
-    database_pool_size: int = Field(default=3, ge=1, le=100, description="SQL connections kept open at most.")
+    database_pool_size: int = Field(
+        default=3,
+        ge=1,
+        le=100,
+        description="SQL connections kept open for transactions at most, and as many for single statements.",
+    )
     group_id: str = Field(
         default="celery-durable-holder",
         min_length=1,

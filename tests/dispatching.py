@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -245,8 +245,20 @@ def counted_statements(database: Database) -> Iterator[list[str]]:
     def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
         statements.append(statement)
 
-    event.listen(database.engine, "before_cursor_execute", note)
-    try:
+    with noted_statements(database, note):
         yield statements
+
+
+@contextmanager
+def noted_statements(database: Database, note: Callable[..., None]) -> Iterator[None]:
+    """``note`` is called before each statement that SQLAlchemy executes, as its ``before_cursor_execute`` is."""
+    engines = [database.engine]
+    if database.dialect == "postgresql":  # on SQLite the one is a view of the other, and has its events
+        engines.append(database.autocommit_engine)
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield
     finally:
-        event.remove(database.engine, "before_cursor_execute", note)
+        for engine in engines:
+            event.remove(engine, "before_cursor_execute", note)

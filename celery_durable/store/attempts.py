@@ -231,7 +231,7 @@ class Attempts:
         crashpoint(place, "after_commit")
         if row is not None:
             if row[1] is not None:
-                self._bell.ring(self._database.held())
+                self._bell.ring(self._database.held().connection.driver_connection)
             return str(row[2])
         state, earlier = self._written(attempt)
         if outcome == (earlier or state):

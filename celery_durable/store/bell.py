@@ -12,8 +12,6 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Connection
-
 from celery_durable.store.database import Database
 from celery_durable.store.schema import Tables
 
@@ -36,18 +34,16 @@ class Bell:
         self._channel = _channel(tables) if dialect == "postgresql" else None
         self._silent_until_s = 0.0
 
-    def ring(self, connection: Connection) -> None:
-        """Rings, on a connection in autocommit. It never fails: a connection that is lost is found so at its next use.
-
-        The connection's own driver is used, without SQLAlchemy: nothing of the caller's listens to this statement.
-        """
+    def ring(self, driver_connection: Any) -> None:
+        """Rings, on psycopg's connection in autocommit. It never fails: a lost one is found so at its next use."""
         now_s = time.monotonic()
         if self._channel is None or now_s < self._silent_until_s:
             return
         self._silent_until_s = now_s + RING_EVERY_S
         with suppress(Exception):
-            driver: Any = connection.connection.driver_connection
-            driver.execute("SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')", [self._channel])
+            driver_connection.execute(
+                "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')", [self._channel]
+            )
 
 
 class Listener:

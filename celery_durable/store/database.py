@@ -98,7 +98,7 @@ class Database:
 
     :param url: an SQLAlchemy URL, ``postgresql+psycopg://…`` or ``sqlite:///…``.
     :param schema: PostgreSQL schema of the tables, or None for the connection's own.
-    :param pool_size: connections at most kept open by this process, apart from the held one.
+    :param pool_size: connections at most kept open by this process for transactions, and as many for single statements.
     :raises ConfigurationError: the URL is no URL, or names a database that is not supported.
     """
 
@@ -114,31 +114,40 @@ class Database:
         self._pool_size = pool_size
         self._standstill_ms: int | None = None
         self._pid = os.getpid()
-        self._engine: Engine | None = None
+        self._engines: tuple[Engine, Engine] | None = None
         self._held = threading.local()
         self._lock = threading.Lock()
 
     @property
     def engine(self) -> Engine:
         """This process's engine, made on first use and again after a fork."""
-        if self._engine is not None and self._pid == os.getpid():
-            return self._engine
+        return self._both()[0]
+
+    @property
+    def autocommit_engine(self) -> Engine:
+        """The same with each statement a transaction of its own. On PostgreSQL it has connections of its own: to have
+        them change their isolation level, and be reset, takes longer than a short statement."""
+        return self._both()[1]
+
+    def _both(self) -> tuple[Engine, Engine]:
+        if self._engines is not None and self._pid == os.getpid():
+            return self._engines
         with self._lock:
             self._after_fork()
-            if self._engine is None:
-                self._engine = self._create()
-            return self._engine
+            if self._engines is None:
+                self._engines = self._create()
+            return self._engines
 
     def _after_fork(self) -> None:
         if self._pid == os.getpid():
             return
-        if self._engine is not None:
-            self._engine.dispose(close=False)
-        self._engine = None
+        for engine in self._engines or ():
+            engine.dispose(close=False)
+        self._engines = None
         self._held = threading.local()
         self._pid = os.getpid()
 
-    def _create(self) -> Engine:
+    def _create(self) -> tuple[Engine, Engine]:
         options: dict[str, Any] = {"poolclass": QueuePool, "pool_size": self._pool_size, "max_overflow": 10}
         if self.dialect == "postgresql":
             options["isolation_level"] = "READ COMMITTED"
@@ -147,14 +156,16 @@ class Database:
             options["connect_args"] = {"timeout": SQLITE_BUSY_TIMEOUT_MS / 1000, "check_same_thread": False}
         try:
             engine = create_engine(self.url, **options)
+            if self.dialect == "postgresql":
+                options |= {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None}
+                return engine, create_engine(self.url, **options)
         except (NoSuchModuleError, ModuleNotFoundError) as error:
             raise ConfigurationError(
                 f"{self._field} = {redact(self.url)}: its driver is not installed ({error}); "
                 "install celery-durable[postgresql]"
             ) from None
-        if self.dialect == "sqlite":
-            _prepare_sqlite(engine)
-        return engine
+        _prepare_sqlite(engine)
+        return engine, engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def end_standstills(self, after_ms: int) -> None:
         """Has PostgreSQL end a transaction of ours that stands still: a frozen process must not keep its locks.
@@ -192,7 +203,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A connection for reads only, one snapshot a statement; on SQLite it takes no write lock."""
-        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with self.autocommit_engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -206,16 +217,33 @@ class Database:
             yield connection
             crashpoint(place, "after_commit")
 
+    @contextmanager
+    def driver_write(self, place: str) -> Iterator[Any]:
+        """The same as the driver's own connection, for PostgreSQL: without SQLAlchemy, and with psycopg's own errors.
+
+        :param place: names the crash points before and after it.
+        """
+        pooled = self.autocommit_engine.raw_connection()
+        try:
+            crashpoint(place, "before_commit")
+            yield pooled.driver_connection
+            crashpoint(place, "after_commit")
+        except BaseException:
+            pooled.invalidate()
+            raise
+        finally:
+            pooled.close()
+
     def held(self) -> Connection:
         """The calling thread's own connection, kept open, in autocommit: each statement is its own transaction.
 
         For a worker's start, heartbeat and settle. After an error, call :meth:`drop_held`; the next call connects
         anew. Not for use inside :meth:`transaction`.
         """
-        engine = self.engine
+        engine = self.autocommit_engine
         connection: Connection | None = getattr(self._held, "connection", None)
         if connection is None or connection.closed:
-            connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            connection = engine.connect()
             self._held.connection = connection
         return connection
 
@@ -239,10 +267,11 @@ class Database:
     def dispose(self) -> None:
         """Closes this process's connections: those that other threads still use, once these let go of them."""
         self.drop_held()
-        engine, self._engine = self._engine, None
-        if engine is not None and self._pid == os.getpid():
-            event.listen(engine.pool, "checkin", _close_at_once)
-            engine.dispose()
+        engines, self._engines = self._engines, None
+        if engines is not None and self._pid == os.getpid():
+            for engine in engines:
+                event.listen(engine.pool, "checkin", _close_at_once)
+                engine.dispose()
 
 
 def _close_at_once(_dbapi: Any, record: Any) -> None:

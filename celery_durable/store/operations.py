@@ -28,6 +28,7 @@ from sqlalchemy import (
 
 from celery_durable.errors import DuplicateOperationError
 from celery_durable.store.clock import now_ms
+from celery_durable.store.prepared import Prepared
 from celery_durable.store.schema import ADMITTED, CANCELLED, ENDED_STATES, QUEUED, RUNNING, SCHEDULED, Tables
 from celery_durable.store.sql import Dialect, dialect_insert, dialect_of, parts
 from celery_durable.store.untold import Untold
@@ -119,11 +120,12 @@ class OperationView:
 
 def statements(connection: Connection, tables: Tables) -> Operations:
     """The statements for these tables and the connection's kind of database, built once."""
-    return _built(tables, dialect_of(connection))
+    return statements_for(tables, dialect_of(connection))
 
 
 @lru_cache(maxsize=64)
-def _built(tables: Tables, dialect: Dialect) -> Operations:
+def statements_for(tables: Tables, dialect: Dialect) -> Operations:
+    """The same for a kind of database."""
     return Operations(tables, dialect)
 
 
@@ -138,7 +140,7 @@ class Operations:
         self._payload = insert(tables.payloads)
         self._untold = Untold(tables)
         self._wake = insert(tables.wakes)
-        self._insert_all = _insert_all(tables, self._insert) if self._postgresql else None
+        self._insert_all = Prepared(_insert_all(tables, self._insert)) if self._postgresql else None
         self._cancel = _cancel(tables)
         self._read = _read(tables)
         self._state = select(tables.operations.c.state).where(tables.operations.c.id == bindparam("key"))
@@ -157,10 +159,16 @@ class Operations:
                 _require_same(new, known[new.id])
                 return True
 
+    def insert_raw(self, driver_connection: Any, new: NewOperation) -> bool:
+        """As :meth:`insert` on PostgreSQL, by psycopg alone, in autocommit. False: look with :meth:`insert` why not.
+
+        :raises psycopg.Error: whatever it is, :meth:`insert` raises it again as SQLAlchemy's.
+        """
+        return self._insert_all is not None and self._insert_all.first(driver_connection, _all_rows(new)) is not None
+
     def _insert_one(self, connection: Connection, new: NewOperation) -> bool:
         if self._insert_all is not None:
-            row = {**_operation_row(new), **_prefixed("p_", _payload_row(new)), **_prefixed("w_", _wake_row(new))}
-            return connection.execute(self._insert_all, row).first() is not None
+            return self._insert_all.execute(connection, _all_rows(new)).first() is not None
         if connection.execute(self._insert, _operation_row(new)).rowcount == 0:
             return False
         connection.execute(self._payload, _payload_row(new))
@@ -341,8 +349,13 @@ def _wake_row(new: NewOperation) -> dict[str, Any]:
     return {"account": new.account, "limit": new.limit, "group_limit": new.group_limit, "mutex": new.mutex or None}
 
 
-def _prefixed(prefix: str, row: dict[str, Any]) -> dict[str, Any]:
-    return {prefix + name: value for name, value in row.items()}
+def _all_rows(new: NewOperation) -> dict[str, Any]:
+    row = _operation_row(new)
+    for name in _PAYLOAD_COLUMNS:
+        row[f"p_{name}"] = getattr(new, name)
+    for name, value in _wake_row(new).items():
+        row[f"w_{name}"] = value
+    return row
 
 
 def _require_same(new: NewOperation, digest: str) -> None:

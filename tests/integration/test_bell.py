@@ -80,9 +80,9 @@ def test_it_rings_seldom(shop: Service, listener: Listener, monkeypatch: pytest.
     monkeypatch.setattr(bell, "RING_EVERY_S", 1e9)
     one = Bell(shop.tables, "postgresql")
     with shop.runtime.database.reading() as connection:
-        one.ring(connection)
+        one.ring(connection.connection.driver_connection)
         assert listener.wait()
-        one.ring(connection)
+        one.ring(connection.connection.driver_connection)
     assert not listener.wait()
 
 
@@ -92,7 +92,7 @@ def test_a_connection_that_is_lost_is_no_error(shop: Service) -> None:
     pid = connection.scalar(text("SELECT pg_backend_pid()"))
     with shop.runtime.database.transaction() as other:
         other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
-    Bell(shop.tables, "postgresql").ring(connection)
+    Bell(shop.tables, "postgresql").ring(connection.connection.driver_connection)
     database.dispose()
 
 
@@ -109,7 +109,7 @@ def test_a_listener_connects_anew(shop: Service, listener: Listener) -> None:
 def test_each_client_of_a_database_hears_its_own(shop: Service, listener: Listener) -> None:
     other = Runtime(shop.runtime.settings, shop.runtime.database, build_tables("other_"))
     with shop.runtime.database.reading() as connection:
-        other.bell.ring(connection)
+        other.bell.ring(connection.connection.driver_connection)
     assert not listener.wait()
 
 
@@ -117,6 +117,6 @@ def test_it_is_its_own_transaction_and_waits_for_no_disk(shop: Service) -> None:
     """The lock is held for as long as the commit takes."""
     with shop.runtime.database.reading() as connection:
         before = connection.scalar(text("SELECT current_setting('synchronous_commit')"))
-        shop.runtime.bell.ring(connection)
+        shop.runtime.bell.ring(connection.connection.driver_connection)
         assert connection.scalar(text("SELECT current_setting('synchronous_commit')")) == before == "on"
     assert shop.runtime.bell._silent_until_s <= time.monotonic()

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from celery import chain, group
-from sqlalchemy import event, text
+from sqlalchemy import text
 
 from celery_durable import ConfigurationError, DuplicateOperationError, DurableTask, EnqueueError, using
 from tests.integration.enqueue_service import Service, service
@@ -161,16 +162,25 @@ def test_a_wrong_call_writes_nothing(shop: Service) -> None:
     assert shop.count(shop.tables.operations) == 0
 
 
-def test_one_round_trip(shop: Service) -> None:
+@pytest.mark.postgresql
+def test_one_round_trip(postgresql_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On PostgreSQL row, payload and wake are one statement, which is its own transaction."""
-    shop.charge.delay("acme")
-    seen: list[str] = []
-    engine = shop.runtime.database.engine
-    event.listen(engine, "before_cursor_execute", lambda *args: seen.append(args[2]))
-    shop.charge.delay("acme")
-    if shop.runtime.database.dialect == "postgresql":
+    seen: list[object] = []
+    execute = psycopg.Cursor.execute
+
+    def counted(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
+        seen.append(query)
+        return execute(cursor, query, *args, **options)
+
+    with service(postgresql_server) as shop:
+        shop.charge.delay("acme")
+        assert shop.runtime.bell._silent_until_s > 0, "it has rung, and keeps silent for a while"
+        shop.runtime.bell._silent_until_s = float("inf")
+        monkeypatch.setattr(psycopg.Cursor, "execute", counted)
+        shop.charge.delay("acme")
         assert len(seen) == 1
-    assert shop.count(shop.tables.wakes) == 2
+        monkeypatch.undo()
+        assert shop.count(shop.tables.wakes) == 2
 
 
 @pytest.mark.postgresql

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery, _state, chord, states
 from celery.exceptions import TaskError, TaskRevokedError, TimeoutError
-from sqlalchemy import event, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from celery_durable import DurableAsyncResult, DurableTask, EnqueueError, using
@@ -19,6 +19,7 @@ from celery_durable.results import CELERY_STATES, DurableBackend
 from celery_durable.runtime import runtime_of
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import STATES
+from tests.dispatching import counted_statements
 from tests.integration.enqueue_service import Service, body_of_plain, service
 
 
@@ -145,9 +146,7 @@ def test_a_reason_of_any_shape_is_kept_bounded(shop: Service) -> None:
 def test_get_waits_without_a_hot_poll(shop: Service) -> None:
     """It asks ever less often, and sees the end within its interval."""
     result = shop.plain.delay()
-    polls: list[str] = []
-    event.listen(shop.runtime.database.engine, "before_cursor_execute", lambda *args: polls.append(args[2]))
-    with pytest.raises(TimeoutError):
+    with counted_statements(shop.runtime.database) as polls, pytest.raises(TimeoutError):
         result.get(timeout=1.0)
     assert 2 <= len(polls) <= 12
     timer = threading.Timer(0.3, lambda: put(shop, result, "succeeded", encode_result(shop.app, 7, "t")))

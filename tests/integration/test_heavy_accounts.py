@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from psycopg import ClientCursor
-from sqlalchemy import event, func, select, text, update
+from sqlalchemy import func, select, text, update
 
 from celery_durable.dispatcher.passes import Passes
 from celery_durable.permits.messages import ReplyGroup
@@ -23,7 +23,7 @@ from celery_durable.store.accounts import Accounts, wake
 from celery_durable.store.clock import now_ms
 from celery_durable.store.operations import Operations
 from celery_durable.store.schema import PERMIT_STATES
-from tests.dispatching import Service
+from tests.dispatching import Service, noted_statements
 from tests.harness import wait_until
 
 pytestmark = pytest.mark.postgresql
@@ -77,11 +77,8 @@ def pages_read(service: Service) -> Iterator[Counter[str]]:
             for one in parameters if isinstance(parameters, list) else [parameters]:
                 explain(cursor, statement, one)
 
-    event.listen(service.database.engine, "before_cursor_execute", note)
-    try:
+    with noted_statements(service.database, note):
         yield found
-    finally:
-        event.remove(service.database.engine, "before_cursor_execute", note)
 
 
 def pages_of_work(service: Service, account: str, passes: Passes) -> int:

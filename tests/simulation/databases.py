@@ -57,7 +57,9 @@ class Slot:
         self.engine.dialect.do_release_savepoint = lambda _, name: self.raw.execute(f"RELEASE SAVEPOINT {name}")  # type: ignore[method-assign]
         self.before_begin: Callable[[], None] = lambda: None
         # Not a listener: with one, SQLAlchemy goes through all its events at each statement.
-        self.engine._connection_cls = self._connection_class()  # type: ignore[misc]
+        self.autocommit_engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        for engine in (self.engine, self.autocommit_engine):
+            engine._connection_cls = self._connection_class()  # type: ignore[misc]
         migrate(SimulatedDatabase(self), tables, migrations=migrations)
         self.template = self.raw.serialize()
 
@@ -102,6 +104,11 @@ class SimulatedDatabase(Database):
     def engine(self) -> Engine:
         """The slot's engine."""
         return self._slot.engine
+
+    @property
+    def autocommit_engine(self) -> Engine:
+        """The slot's."""
+        return self._slot.autocommit_engine
 
     def held(self) -> Connection:
         """The held connection; a crash or an outage reaches it too."""
