@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
 from celery_durable.errors import ConfigurationError, EnqueueError
-from celery_durable.store.database import DIALECTS, file_problem, redact
+from celery_durable.store.database import file_problem, redact
+from celery_durable.store.sql import DIALECTS
 
 if TYPE_CHECKING:
     from celery_durable.runtime import Runtime

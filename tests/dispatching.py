@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from celery import Celery
 from kombu import Queue
 from sqlalchemy import Row, event, func, insert, select, text, update
 
-from celery_durable.dispatcher.delivery import Delivery
+from celery_durable.dispatcher.delivery import BREATH_S, Delivery
 from celery_durable.dispatcher.passes import Passes
 from celery_durable.dispatcher.recovery import Recovery
 from celery_durable.dispatcher.retention import Retention
@@ -220,10 +221,12 @@ class Service:
 
 
 def steps(step: Any) -> None:
-    """Calls a step until nothing is to be done at once."""
+    """Calls a step until nothing is to be done at once, or after the pause of one that found little."""
     for _ in range(200):
-        if step() is not None:
+        due_s = step()
+        if due_s is not None and due_s > BREATH_S:
             return
+        time.sleep(due_s or 0.0)
     raise AssertionError("the step does not come to rest")
 
 

@@ -10,9 +10,12 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from sqlalchemy import Connection
+
+from celery_durable.dispatcher.fronts import Fronts
 from celery_durable.dispatcher.publisher import Publisher
 from celery_durable.runtime import Runtime
 from celery_durable.store import accounts
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+BREATH_S = 0.02
+"""Pause between two looks into SQL of which the first found little: each costs as much, whatever it finds."""
+RECOUNT_S = 0.2
+"""How long a count of what was sent to a queue and has not started may be old; what this process sends is added."""
 HANDED_BATCHES_MAX = 50
 """Batches of operations that wait in memory at most; the rest are found in SQL when they are due again."""
 
@@ -50,6 +57,9 @@ class Delivery:
         self._deadline_s = settings.publish_deadline_s
         self._resends = Resends.of(settings)
         self._statements = Deliveries(runtime.tables, self._resends)
+        self._fronts = Fronts(settings.resend_min_s / 2)
+        self._counted: dict[str, tuple[int, float]] = {}
+        self._look_at_s = 0.0
         self._publisher = Publisher(app, deadline_s=settings.publish_deadline_s)
         self._handed: deque[tuple[float, Admitted]] = deque()
         self._handed_max = HANDED_BATCHES_MAX * self._batch_max
@@ -64,18 +74,27 @@ class Delivery:
     def step(self) -> float | None:
         """Sends one batch (a :data:`~celery_durable.scheduling.loop.Step`)."""
         handed = self._take_handed()
+        pause_s = self._look_at_s - time.monotonic()
+        looks = pause_s <= 0
+        if not handed and not looks:
+            return pause_s
         try:
             with self._database.autocommit() as connection:
-                loads = self._statements.queues(connection, self._sent_max + len(handed))
-            if not handed and not any(self._has_work(load) for load in loads):
-                return min((_next_s(load) for load in loads), default=float("inf"))
+                loads = self._statements.queues(connection) if looks else []
+                sent = self._sent(connection, Counter(one.queue for _, one in handed), loads)
+            again = self._again(loads) if looks else {}
+            if not handed and not any(load.queue in again or self._has_new(load, sent) for load in loads):
+                return min((self._next_s(load, sent) for load in loads), default=float("inf"))
             self._publisher.connect()
         except Exception:
             self._handed.extendleft(reversed(handed))
             raise
-        taken, given_back = self._claim([one for _, one in handed], loads)
+        taken, given_back = self._claim([one for _, one in handed], loads, sent, again)
         self._tell(given_back)
         self._send(taken)
+        if looks:
+            little = 0 < len(taken) - len(handed) + len(given_back) < self._batch_max // 2
+            self._look_at_s = time.monotonic() + BREATH_S if little else 0.0
         # Nothing taken: others hold the rows that are due. No reason to spin.
         return None if taken or given_back else float("inf")
 
@@ -97,35 +116,72 @@ class Delivery:
                 taken.append((since, one))
         return taken
 
-    def _has_work(self, load: QueueLoad) -> bool:
-        return load.again_due_s <= 0 or (load.new_due_s <= 0 and load.sent < self._sent_max)
+    def _sent(self, connection: Connection, handed: Counter[str], loads: Sequence[QueueLoad]) -> dict[str, int]:
+        """How much was sent to each queue and has not started: those queues to which more is to be sent now."""
+        sent = {}
+        for queue in {*handed, *(load.queue for load in loads if load.new_due_s <= 0)}:
+            count, until_s = self._counted.get(queue, (0, 0.0))
+            now = time.monotonic()
+            if now >= until_s or count >= self._sent_max:
+                # Those handed over count as sent in SQL already.
+                found = self._statements.sent(connection, queue, self._sent_max + handed[queue])
+                count, until_s = max(0, found - handed[queue]), now + RECOUNT_S
+                self._counted[queue] = count, until_s
+            sent[queue] = count
+        return sent
 
-    def _claim(self, handed: Sequence[Admitted], loads: Sequence[QueueLoad]) -> tuple[list[Admitted], list[GivenBack]]:
+    def _again(self, loads: Sequence[QueueLoad]) -> dict[str, float]:
+        """The queues of which something is due again and is to be sent again; what is due until when (Unix ms)."""
+        now = time.monotonic()
+        self._fronts.look({load.queue: load.front_ms for load in loads if load.front_ms is not None}, now)
+        again = {}
+        for load in loads:
+            until_ms = self._fronts.lost_until_ms(load.queue, now) if load.again_due_s <= 0 else None
+            if until_ms is not None:
+                again[load.queue] = until_ms
+        return again
+
+    def _has_new(self, load: QueueLoad, sent: Mapping[str, int]) -> bool:
+        return load.new_due_s <= 0 and sent[load.queue] < self._sent_max
+
+    def _next_s(self, load: QueueLoad, sent: Mapping[str, int]) -> float:
+        new_s = float("inf") if load.queue in sent else load.new_due_s
+        return min(new_s, load.again_due_s if load.again_due_s > 0 else self._fronts.patience_s)
+
+    def _claim(
+        self,
+        handed: Sequence[Admitted],
+        loads: Sequence[QueueLoad],
+        sent: dict[str, int],
+        again: Mapping[str, float],
+    ) -> tuple[list[Admitted], list[GivenBack]]:
         """What to send now, within each queue's room, at most a batch or so, no queue left out; and what not to."""
-        sent = {load.queue: load.sent for load in loads}
-        # Those handed over count as sent in SQL already.
-        for queue, count in Counter(one.queue for one in handed).items():
-            sent[queue] = max(0, sent.get(queue, 0) - count)
         taken: list[Admitted] = []
         excess: list[Admitted] = []
         for one in handed:
             fits = sent[one.queue] < self._sent_max
             (taken if fits else excess).append(one)
             sent[one.queue] += 1 if fits else 0
-        due = [load for load in loads if load.again_due_s <= 0 or load.new_due_s <= 0]
+        due = [load for load in loads if load.queue in again or load.new_due_s <= 0]
         given_back: list[GivenBack] = []
         if due or excess:
             share = max(1, self._batch_max // 4, self._batch_max - len(taken)) // max(1, len(due))
             with self._database.transaction("delivery.claim") as connection:
                 self._statements.put_back(connection, excess)
                 for load in due:
-                    if load.again_due_s <= 0:
-                        given_back += self._statements.give_back(connection, load.queue, max(1, share))
-                        taken += self._statements.claim_again(connection, load.queue, max(1, share))
-                    room = min(max(1, share), self._sent_max - sent[load.queue])
+                    if (until_ms := again.get(load.queue)) is not None:
+                        given_back += self._statements.give_back(connection, load.queue, max(1, share), until_ms)
+                        taken += self._statements.claim_again(connection, load.queue, max(1, share), until_ms)
+                    room = min(max(1, share), self._sent_max - sent.get(load.queue, self._sent_max))
                     if load.new_due_s <= 0 and room > 0:
-                        taken += self._statements.claim_new(connection, load.queue, room)
+                        new = self._statements.claim_new(connection, load.queue, room)
+                        sent[load.queue] += len(new)
+                        taken += new
                 accounts.wake(connection, self._tables, (one.account for one in given_back))
+        for queue in again:
+            self._fronts.sent_again(queue, time.monotonic())
+        for queue, count in sent.items():
+            self._counted[queue] = count, self._counted[queue][1]
         return taken, given_back
 
     def _send(self, taken: Sequence[Admitted]) -> None:
@@ -168,7 +224,3 @@ class Delivery:
             )
         if any(one.account is not None for one in given_back):
             self._on_wakes()
-
-
-def _next_s(load: QueueLoad) -> float:
-    return max(0.0, load.again_due_s if load.new_due_s <= 0 else min(load.new_due_s, load.again_due_s))

@@ -20,8 +20,8 @@ from sqlalchemy.pool import QueuePool
 
 from celery_durable.crashpoints import crashpoint
 from celery_durable.errors import ConfigurationError
+from celery_durable.store.sql import DIALECTS
 
-DIALECTS = ("postgresql", "sqlite")
 SQLITE_BUSY_TIMEOUT_MS = 10_000
 STANDSTILL_MIN_MS = 5_000
 """A transaction may stand still this long at least: a large batch takes its time between two statements."""

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, Update, bindparam, func, literal, select, update
+from sqlalchemy import ARRAY, BigInteger, Connection, Select, Update, any_, bindparam, func, literal, select, update
 
 from celery_durable.store.admission import Admitted
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import ADMITTED, SCHEDULED, Tables
 from celery_durable.store.sending import Resends
-from celery_durable.store.sql import database_now, execute_many, in_states
+from celery_durable.store.sql import DIALECTS, Dialect, database_now, dialect_of, execute_many, in_states
+
+_NEVER_MS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +27,10 @@ class QueueLoad:
     """One Celery queue. Times are seconds until a row is due: negative, one is overdue; inf, there is none."""
 
     queue: str
-    sent: int
-    """Operations that were sent to it and have not started, counted up to a cap."""
     new_due_s: float
     again_due_s: float
+    front_ms: int | None
+    """When (Unix ms) the first of those is due that were sent and have not started; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +63,40 @@ class Deliveries:
 
     def __init__(self, tables: Tables, resends: Resends) -> None:
         self._queues = _queues(tables)
+        self._sent = _sent(tables)
         self._claim_new = _claim(tables, resends, new=True)
         self._claim_again = _claim(tables, resends, new=False)
         self._give_back = _give_back(tables, resends)
         self._put_back = _put_back(tables)
-        self._load = _load(tables)
+        self._load = {dialect: _load(tables, dialect) for dialect in DIALECTS}
 
-    def queues(self, connection: Connection, count_max: int) -> list[QueueLoad]:
-        """Every Celery queue with admitted operations; ``sent`` is counted up to ``count_max``."""
-        rows = connection.execute(self._queues, {"count_max": count_max})
-        return [QueueLoad(row.queue, int(row.sent), _seconds(row.new_ms), _seconds(row.again_ms)) for row in rows]
+    def queues(self, connection: Connection) -> list[QueueLoad]:
+        """Every Celery queue with admitted operations."""
+        rows = connection.execute(self._queues)
+        return [QueueLoad(row.queue, _seconds(row.new_ms), _seconds(row.again_ms), row.front) for row in rows]
 
-    def give_back(self, connection: Connection, queue: str, limit: int) -> list[GivenBack]:
-        """Takes the permit from operations of the queue whose round of sends is over: they are ``scheduled`` again."""
-        rows = connection.execute(self._give_back, {"queue_name": queue, "limit": limit})
+    def sent(self, connection: Connection, queue: str, count_max: int) -> int:
+        """How many operations were sent to the queue and have not started, counted up to ``count_max``."""
+        return int(connection.execute(self._sent, {"queue_name": queue, "count_max": count_max}).scalar_one())
+
+    def give_back(self, connection: Connection, queue: str, limit: int, until_ms: float) -> list[GivenBack]:
+        """Takes the permit from operations of the queue whose round of sends is over: they are ``scheduled`` again.
+
+        :param until_ms: of those that are due until then (Unix ms).
+        """
+        rows = connection.execute(self._give_back, _of_queue(queue, limit, until_ms))
         return [GivenBack(row.id, row.task, row.queue, row.account, row.sends - 1, int(row.wait_ms)) for row in rows]
 
     def claim_new(self, connection: Connection, queue: str, limit: int) -> list[Admitted]:
         """Takes due operations of the queue that were never sent, and says when to send them again."""
-        return _taken(connection.execute(self._claim_new, {"queue_name": queue, "limit": limit}))
+        return _taken(connection.execute(self._claim_new, _of_queue(queue, limit)))
 
-    def claim_again(self, connection: Connection, queue: str, limit: int) -> list[Admitted]:
-        """Takes operations of the queue that were sent, did not start and are due again. First :meth:`give_back`."""
-        return _taken(connection.execute(self._claim_again, {"queue_name": queue, "limit": limit}))
+    def claim_again(self, connection: Connection, queue: str, limit: int, until_ms: float) -> list[Admitted]:
+        """Takes operations of the queue that were sent, did not start and are due again. First :meth:`give_back`.
+
+        :param until_ms: those that are due until then (Unix ms).
+        """
+        return _taken(connection.execute(self._claim_again, _of_queue(queue, limit, until_ms)))
 
     def put_back(self, connection: Connection, unsent: Sequence[Admitted]) -> None:
         """Makes operations that were not sent after all due at once, as if they had not been taken.
@@ -101,9 +114,8 @@ class Deliveries:
 
     def load(self, connection: Connection, taken: Sequence[Admitted]) -> list[Outbound]:
         """The messages of those that still are to be sent, in the given order."""
-        rows = {
-            row.order_no: row for row in connection.execute(self._load, {"numbers": [one.order_no for one in taken]})
-        }
+        load = self._load[dialect_of(connection)]
+        rows = {row.order_no: row for row in connection.execute(load, {"numbers": [one.order_no for one in taken]})}
         return [
             Outbound(
                 one,
@@ -120,6 +132,10 @@ class Deliveries:
         ]
 
 
+def _of_queue(queue: str, limit: int, until_ms: float = float("inf")) -> dict[str, Any]:
+    return {"queue_name": queue, "limit": limit, "until": min(until_ms, _NEVER_MS)}
+
+
 def _seconds(left_ms: int | None) -> float:
     return float("inf") if left_ms is None else left_ms / 1000
 
@@ -132,9 +148,7 @@ def _taken(rows: Any) -> list[Admitted]:
 def _queues(tables: Tables) -> Select[Any]:
     """A loose index scan over (queue, sends, due_at): one step a queue, whatever waits in it."""
     operations = tables.operations
-    first, following, sent, new, again = (
-        operations.alias(name) for name in ("first", "following", "sent", "new_one", "again")
-    )
+    first, following, new, again = (operations.alias(name) for name in ("first", "following", "new_one", "again"))
     walk = (
         select(func.min(first.c.queue).label("queue")).where(in_states(first, (ADMITTED,))).cte("walk", recursive=True)
     )
@@ -148,23 +162,29 @@ def _queues(tables: Tables) -> Select[Any]:
     def of_queue(table: Any) -> list[Any]:
         return [table.c.queue == walk.c.queue, in_states(table, (ADMITTED,))]
 
-    under_way = (
-        select(literal(1).label("one"))
-        .where(*of_queue(sent), sent.c.sends > 0)
-        # The order costs nothing in the index, and keeps the planner from a scan that would first pass all that ended.
-        .order_by(sent.c.sends, sent.c.due_at)
-        .limit(bindparam("count_max"))
-        .correlate(walk)
-        .subquery()
-    )
     new_due = select(func.min(new.c.due_at)).where(*of_queue(new), new.c.sends == 0).scalar_subquery()
     again_due = select(func.min(again.c.due_at)).where(*of_queue(again), again.c.sends > 0).scalar_subquery()
     return select(
         walk.c.queue,
-        select(func.count()).select_from(under_way).scalar_subquery().label("sent"),
         (new_due - database_now()).label("new_ms"),
         (again_due - database_now()).label("again_ms"),
+        again_due.label("front"),
     ).where(walk.c.queue.is_not(None))
+
+
+def _sent(tables: Tables) -> Select[Any]:
+    operations = tables.operations
+    under_way = (
+        select(literal(1).label("one"))
+        .where(
+            operations.c.queue == bindparam("queue_name"), in_states(operations, (ADMITTED,)), operations.c.sends > 0
+        )
+        # The order costs nothing in the index, and keeps the planner from a scan that would first pass all that ended.
+        .order_by(operations.c.sends, operations.c.due_at)
+        .limit(bindparam("count_max"))
+        .subquery()
+    )
+    return select(func.count()).select_from(under_way)
 
 
 def _due(tables: Tables, *conditions: Any) -> Any:
@@ -175,6 +195,7 @@ def _due(tables: Tables, *conditions: Any) -> Any:
             operations.c.queue == bindparam("queue_name"),
             in_states(operations, (ADMITTED,)),
             operations.c.due_at <= database_now(),
+            operations.c.due_at <= bindparam("until", type_=BigInteger),
             *conditions,
         )
         .order_by(operations.c.due_at)
@@ -242,8 +263,11 @@ def _put_back(tables: Tables) -> Update:
     )
 
 
-def _load(tables: Tables) -> Select[Any]:
+def _load(tables: Tables, dialect: Dialect) -> Select[Any]:
     operations, payloads = tables.operations, tables.payloads
+    wanted: Any = operations.c.order_no.in_(bindparam("numbers", expanding=True))
+    if dialect == "postgresql":  # a list would be another statement for each length, planned anew
+        wanted = operations.c.order_no == any_(bindparam("numbers", type_=ARRAY(BigInteger)))
     return (
         select(
             operations.c.order_no,
@@ -257,5 +281,5 @@ def _load(tables: Tables) -> Select[Any]:
             payloads.c.publish,
         )
         .join(payloads, payloads.c.id == operations.c.id)
-        .where(operations.c.order_no.in_(bindparam("numbers", expanding=True)), in_states(operations, (ADMITTED,)))
+        .where(wanted, in_states(operations, (ADMITTED,)))
     )

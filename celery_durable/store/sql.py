@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from celery_durable.store.clock import now_ms
 
 Dialect = Literal["postgresql", "sqlite"]
+DIALECTS: tuple[Dialect, ...] = ("postgresql", "sqlite")
 
 T = TypeVar("T")
 
