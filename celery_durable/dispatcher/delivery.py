@@ -56,7 +56,7 @@ class Delivery:
         self._sent_max = settings.sent_not_started_max
         self._deadline_s = settings.publish_deadline_s
         self._resends = Resends.of(settings)
-        self._statements = Deliveries(runtime.tables, self._resends)
+        self._statements = Deliveries(runtime.tables, runtime.database.dialect, self._resends)
         self._fronts = Fronts(settings.resend_min_s / 2)
         self._counted: dict[str, tuple[int, float]] = {}
         self._look_at_s = 0.0

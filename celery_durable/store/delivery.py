@@ -7,17 +7,32 @@ hides no other. None of the statements waits for a row that others hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, Connection, Select, Update, any_, bindparam, func, literal, select, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    Update,
+    any_,
+    bindparam,
+    func,
+    literal,
+    literal_column,
+    select,
+    update,
+)
 
 from celery_durable.store.admission import Admitted
 from celery_durable.store.clock import now_ms
-from celery_durable.store.schema import ADMITTED, SCHEDULED, Tables
+from celery_durable.store.schema import ADMITTED, SCHEDULED, SENT, UNSENT, Tables
 from celery_durable.store.sending import Resends
-from celery_durable.store.sql import DIALECTS, Dialect, database_now, dialect_of, execute_many, in_states
+from celery_durable.store.sql import Dialect, database_now, execute_many, in_states
 
 _NEVER_MS = 2**62
 
@@ -61,19 +76,24 @@ class Outbound:
 class Deliveries:
     """The statements, built once per process."""
 
-    def __init__(self, tables: Tables, resends: Resends) -> None:
-        self._queues = _queues(tables)
+    def __init__(self, tables: Tables, dialect: Dialect, resends: Resends) -> None:
+        self._queues = _queues(tables, dialect)
         self._sent = _sent(tables)
         self._claim_new = _claim(tables, resends, new=True)
         self._claim_again = _claim(tables, resends, new=False)
         self._give_back = _give_back(tables, resends)
         self._put_back = _put_back(tables)
-        self._load = {dialect: _load(tables, dialect) for dialect in DIALECTS}
+        self._load = _load(tables, dialect)
 
     def queues(self, connection: Connection) -> list[QueueLoad]:
         """Every Celery queue with admitted operations."""
         rows = connection.execute(self._queues)
-        return [QueueLoad(row.queue, _seconds(row.new_ms), _seconds(row.again_ms), row.front) for row in rows]
+        return [
+            QueueLoad(
+                row.queue, _seconds(row.new_ms), _seconds(None if row.front is None else row.front - row.now), row.front
+            )
+            for row in rows
+        ]
 
     def sent(self, connection: Connection, queue: str, count_max: int) -> int:
         """How many operations were sent to the queue and have not started, counted up to ``count_max``."""
@@ -114,8 +134,8 @@ class Deliveries:
 
     def load(self, connection: Connection, taken: Sequence[Admitted]) -> list[Outbound]:
         """The messages of those that still are to be sent, in the given order."""
-        load = self._load[dialect_of(connection)]
-        rows = {row.order_no: row for row in connection.execute(load, {"numbers": [one.order_no for one in taken]})}
+        numbers = [one.order_no for one in taken]
+        rows = {row.order_no: row for row in connection.execute(self._load, {"numbers": numbers})}
         return [
             Outbound(
                 one,
@@ -145,30 +165,43 @@ def _taken(rows: Any) -> list[Admitted]:
     return sorted(taken, key=lambda one: one.order_no)
 
 
-def _queues(tables: Tables) -> Select[Any]:
-    """A loose index scan over (queue, sends, due_at): one step a queue, whatever waits in it."""
+def _of_kind(table: Any, kind: str) -> list[ColumnElement[bool]]:
+    """Admitted, and unsent or sent, in words that match its partial index: a bound value would not."""
+    operator = kind.removeprefix("sends ").removesuffix(" 0")
+    return [in_states(table, (ADMITTED,)), table.c.sends.op(operator, is_comparison=True)(literal_column("0"))]
+
+
+def _first(column: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ScalarSelect[Any]:
+    """The smallest value. As ``min()``, PostgreSQL would read all entries of an index that it believes to be short."""
+    return select(column).where(*conditions).order_by(column).limit(literal_column("1")).scalar_subquery()
+
+
+def _queues(tables: Tables, dialect: Dialect) -> Select[Any]:
+    """A loose index scan over (queue, due_at) of both kinds: one step a queue, whatever waits in it."""
     operations = tables.operations
-    first, following, new, again = (operations.alias(name) for name in ("first", "following", "new_one", "again"))
-    walk = (
-        select(func.min(first.c.queue).label("queue")).where(in_states(first, (ADMITTED,))).cte("walk", recursive=True)
-    )
-    next_queue = (
-        select(func.min(following.c.queue))
-        .where(following.c.queue > walk.c.queue, in_states(following, (ADMITTED,)))
-        .scalar_subquery()
-    )
-    walk = walk.union_all(select(next_queue).where(walk.c.queue.is_not(None)))
 
-    def of_queue(table: Any) -> list[Any]:
-        return [table.c.queue == walk.c.queue, in_states(table, (ADMITTED,))]
+    def first_queue(*conditions: Callable[[Any], ColumnElement[bool]]) -> ColumnElement[str]:
+        firsts = []
+        for number, kind in enumerate((UNSENT, SENT)):
+            table = operations.alias(f"of_kind_{number}")
+            wanted = [*_of_kind(table, kind), *(condition(table) for condition in conditions)]
+            firsts.append(_first(table.c.queue, *wanted))
+        # SQLite's is NULL if one of them is.
+        return func.least(*firsts) if dialect == "postgresql" else func.coalesce(func.min(*firsts), *firsts)
 
-    new_due = select(func.min(new.c.due_at)).where(*of_queue(new), new.c.sends == 0).scalar_subquery()
-    again_due = select(func.min(again.c.due_at)).where(*of_queue(again), again.c.sends > 0).scalar_subquery()
+    walk = select(first_queue().label("queue")).cte("walk", recursive=True)
+    following = first_queue(lambda table: table.c.queue > walk.c.queue)
+    walk = walk.union_all(select(following).where(walk.c.queue.is_not(None)))
+
+    def first_due(kind: str) -> ScalarSelect[Any]:
+        table = operations.alias("unsent" if kind == UNSENT else "sent")
+        return _first(table.c.due_at, table.c.queue == walk.c.queue, *_of_kind(table, kind))
+
     return select(
         walk.c.queue,
-        (new_due - database_now()).label("new_ms"),
-        (again_due - database_now()).label("again_ms"),
-        again_due.label("front"),
+        (first_due(UNSENT) - database_now()).label("new_ms"),
+        first_due(SENT).label("front"),
+        database_now().label("now"),
     ).where(walk.c.queue.is_not(None))
 
 
@@ -176,11 +209,9 @@ def _sent(tables: Tables) -> Select[Any]:
     operations = tables.operations
     under_way = (
         select(literal(1).label("one"))
-        .where(
-            operations.c.queue == bindparam("queue_name"), in_states(operations, (ADMITTED,)), operations.c.sends > 0
-        )
+        .where(operations.c.queue == bindparam("queue_name"), *_of_kind(operations, SENT))
         # The order costs nothing in the index, and keeps the planner from a scan that would first pass all that ended.
-        .order_by(operations.c.sends, operations.c.due_at)
+        .order_by(operations.c.due_at)
         .limit(bindparam("count_max"))
         .subquery()
     )
@@ -193,7 +224,6 @@ def _due(tables: Tables, *conditions: Any) -> Any:
         select(operations.c.order_no)
         .where(
             operations.c.queue == bindparam("queue_name"),
-            in_states(operations, (ADMITTED,)),
             operations.c.due_at <= database_now(),
             operations.c.due_at <= bindparam("until", type_=BigInteger),
             *conditions,
@@ -208,7 +238,8 @@ def _due(tables: Tables, *conditions: Any) -> Any:
 def _claim(tables: Tables, resends: Resends, *, new: bool) -> Any:
     operations = tables.operations
     sends = operations.c.sends
-    due = _due(tables, sends == 0) if new else _due(tables, sends > 0, ~resends.round_over(sends))
+    unsent, sent = _of_kind(operations, UNSENT), _of_kind(operations, SENT)
+    due = _due(tables, *unsent) if new else _due(tables, *sent, ~resends.round_over(sends))
     return (
         update(operations)
         .where(operations.c.order_no.in_(select(due.c.order_no)))
@@ -225,7 +256,7 @@ def _claim(tables: Tables, resends: Resends, *, new: bool) -> Any:
 
 def _give_back(tables: Tables, resends: Resends) -> Any:
     operations = tables.operations
-    due = _due(tables, resends.round_over(operations.c.sends))
+    due = _due(tables, *_of_kind(operations, SENT), resends.round_over(operations.c.sends))
     wait_ms = resends.give_back_ms(operations.c.sends)
     return (
         update(operations)
