@@ -29,6 +29,9 @@ GENERATION_HEADER = "durable_generation"
 """Message header with the operation's generation."""
 RUN_HEADER = "durable_run"
 """Put into the request, never into a message, by the worker's main process: the run token of this attempt."""
+WITHOUT_LINKS = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+"""The third part of a message's body, where the call has none of these."""
+WITHOUT_LINKS_JSON = f", {json.dumps(WITHOUT_LINKS)}]".encode()
 OUR_HEADERS = (ATTEMPT_HEADER, GENERATION_HEADER, RUN_HEADER)
 """Celery copies headers into retries and callbacks: these are stripped wherever a message is caught."""
 
@@ -183,6 +186,9 @@ class _Recorder(NoProducer):
         )
 
 
+_SCALARS = (str, int, float, bool, type(None))
+
+
 def digest(task: str, args: Any, kwargs: Any, data: bytes) -> str:
     """Of the task's name and arguments: the same for equal arguments, whatever the order of their dictionaries' keys.
 
@@ -190,10 +196,13 @@ def digest(task: str, args: Any, kwargs: Any, data: bytes) -> str:
     """
     from kombu.utils.json import dumps
 
-    try:
-        canonical = dumps([list(args), kwargs], sort_keys=True).encode("utf-8", "surrogatepass")
-    except Exception:  # noqa: BLE001 - whatever a user's type raises, its serialised form remains
-        canonical = data
+    if not kwargs and data.endswith(WITHOUT_LINKS_JSON) and all(type(one) in _SCALARS for one in args):
+        canonical = data.removesuffix(WITHOUT_LINKS_JSON) + b"]"
+    else:
+        try:
+            canonical = dumps([list(args), kwargs], sort_keys=True).encode("utf-8", "surrogatepass")
+        except Exception:  # noqa: BLE001 - whatever a user's type raises, its serialised form remains
+            canonical = data
     return hashlib.sha256(task.encode() + b"\0" + canonical).hexdigest()
 
 

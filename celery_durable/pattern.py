@@ -46,7 +46,6 @@ _FILLED_IN = frozenset(("id", "root_id", "argsrepr", "kwargsrepr"))
 _SHORT = 8
 """So many numbers are shorter than Celery's limit of a representation."""
 _CELERY = Path(celery.__file__).parent
-_WITHOUT_LINKS = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class Patterns:
         delay_ms, _ = message.due(task, countdown, None, datetime.now(UTC)) if countdown else (None, None)
         amqp, levels = task.app.amqp, pattern.repr_levels
         content_type, content_encoding, body = message.serialise(
-            task.name, (args, kwargs, _WITHOUT_LINKS), pattern.serializer
+            task.name, (args, kwargs, message.WITHOUT_LINKS), pattern.serializer
         )
         return CapturedMessage(
             id=task_id,

@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 
 from celery_durable.errors import DuplicateOperationError
+from celery_durable.store.bulk import BulkInsert
 from celery_durable.store.clock import now_ms
 from celery_durable.store.prepared import Prepared
 from celery_durable.store.schema import ADMITTED, CANCELLED, ENDED_STATES, QUEUED, RUNNING, SCHEDULED, Tables
@@ -140,6 +141,7 @@ class Operations:
         self._payload = insert(tables.payloads)
         self._untold = Untold(tables)
         self._wake = insert(tables.wakes)
+        self._bulk = BulkInsert(tables) if self._postgresql else None
         self._insert_all = Prepared(_insert_all(tables, self._insert)) if self._postgresql else None
         self._cancel = _cancel(tables)
         self._read = _read(tables)
@@ -191,7 +193,7 @@ class Operations:
                 repeated.append(new.id)
         if not first:
             return []
-        inserted = set(connection.scalars(self._insert_returning, [_operation_row(new) for new in first.values()]))
+        inserted = self._insert_operations(connection, [_operation_row(new) for new in first.values()])
         duplicates = []
         missing = [key for key in first if key not in inserted]
         known = self.digests(connection, missing)
@@ -203,11 +205,22 @@ class Operations:
                 duplicates.append(key)
         rows = [new for key, new in first.items() if key in inserted]
         if rows:
-            connection.execute(self._payload, [_payload_row(new) for new in rows])
+            self._insert_payloads(connection, [_payload_row(new) for new in rows])
         wakes = {tuple(_wake_row(new).values()): _wake_row(new) for new in rows if new.account is not None}
         if wakes:
             connection.execute(self._wake, list(wakes.values()))
         return duplicates + repeated
+
+    def _insert_operations(self, connection: Connection, rows: list[dict[str, Any]]) -> set[str]:
+        if self._bulk is not None:
+            return self._bulk.operations(connection, rows)
+        return set(connection.scalars(self._insert_returning, rows))
+
+    def _insert_payloads(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
+        if self._bulk is not None:
+            self._bulk.payloads(connection, rows)
+        else:
+            connection.execute(self._payload, rows)
 
     def digests(self, connection: Connection, ids: Sequence[str]) -> dict[str, str]:
         """The digest of task and arguments of those operations that exist."""
