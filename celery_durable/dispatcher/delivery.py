@@ -98,6 +98,12 @@ class Delivery:
         # Nothing taken: others hold the rows that are due. No reason to spin.
         return None if taken or given_back else float("inf")
 
+    @property
+    def under_way(self) -> int:
+        """About how many operations were sent and have not started. May be asked by any thread."""
+        recent_s = time.monotonic() - RECOUNT_S
+        return sum(count for count, until_s in list(self._counted.values()) if until_s > recent_s)
+
     def stop(self) -> None:
         """Has a step that is under way end early. May be called from any thread."""
         self._stopping.set()

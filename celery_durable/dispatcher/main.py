@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from celery_durable.dispatcher.delivery import Delivery
+from celery_durable.dispatcher.delivery import BREATH_S, Delivery
 from celery_durable.dispatcher.passes import Passes
 from celery_durable.dispatcher.recovery import Recovery
 from celery_durable.dispatcher.replies import ReplyReader
@@ -58,6 +58,8 @@ def run(app: Celery, *, stop: threading.Event | None = None) -> int:
 
 UNHINTED_PAUSE_MAX_S = 5.0
 """Longest pause of a loop that the watch hints: its own look is the net for a watch that fails."""
+BUSY = 50
+"""So many operations that were sent and have not started keep workers busy for longer than a pass takes a breath."""
 AWAKE_S = 0.2
 """So long after it found something new the watch looks every ``poll_min_ms``: twice as long as a bell keeps silent."""
 
@@ -81,7 +83,8 @@ class Dispatcher:
         self._replies = ReplyReader(runtime, Passes(runtime, hand_over=self._hand_over), on_applied=self._wake_relay)
         recovery = Recovery(app, runtime, on_wakes=self._wake_passes, on_admitted=self._wake_delivery)
         self._passes_loop = self._loop(
-            "passes", _first(self._replies.check_restored, _then(passes.step, self._wake_relay))
+            "passes",
+            _first(self._replies.check_restored, _paced(_then(passes.step, self._wake_relay), self._workers_are_busy)),
         )
         self._delivery_loop = self._loop("delivery", self._delivery.step)
         self._relay_loop = self._loop("relay", self._relay.step)
@@ -158,6 +161,9 @@ class Dispatcher:
         if self._listener.wait():
             self._watch_loop.wake()
 
+    def _workers_are_busy(self) -> bool:
+        return self._delivery.under_way >= BUSY
+
     def _hand_over(self, admitted: Sequence[Admitted]) -> None:
         if admitted:
             self._delivery.hand_over(admitted)
@@ -195,6 +201,24 @@ def _then(step: Step, hint: Callable[[], None]) -> Step:
         due_s = step()
         if due_s is None:
             hint()
+        return due_s
+
+    return stepped
+
+
+def _paced(step: Step, is_busy: Callable[[], bool]) -> Step:
+    """The step, and a pause after each time that it did work while workers are busy: the next one then does more at
+    once, and nobody waits for it."""
+    again_at_s = 0.0
+
+    def stepped() -> float | None:
+        nonlocal again_at_s
+        pause_s = again_at_s - time.monotonic()
+        if pause_s > 0:
+            return pause_s
+        due_s = step()
+        if due_s is None and is_busy():
+            again_at_s = time.monotonic() + BREATH_S
         return due_s
 
     return stepped

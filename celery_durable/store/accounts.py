@@ -36,7 +36,7 @@ from celery_durable.permits.messages import Declared, Reason
 from celery_durable.permits.queue import AccountState, GroupCounts, new_account, restored_account
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import PERMIT_STATES, QUEUED, Tables
-from celery_durable.store.sql import Dialect, database_now, dialect_of, execute_many, in_states, insert_new
+from celery_durable.store.sql import Dialect, among, database_now, dialect_of, execute_many, in_states, insert_new
 
 REPORT_SEQ = "report_seq"
 """The counter that numbers this database's reports."""
@@ -107,17 +107,15 @@ class Accounts:
         self._next_woken = _next_woken(tables)
         self._due = _due(tables)
         self._take_wakes = _take_wakes(tables, dialect)
-        self._in_use = _in_use(tables)
-        self._waiting = _waiting(tables, waiting_count_max)
+        self._in_use = _in_use(tables, dialect)
+        self._waiting = _waiting(tables, dialect, waiting_count_max)
         accounts = tables.accounts
-        named = accounts.c.account.in_(bindparam("accounts", expanding=True))
+        named = among(accounts.c.account, "accounts", dialect)
         rows = select(accounts.c.account, accounts.c.state).where(named).order_by(accounts.c.account)
         self._lock = {wait: rows.with_for_update(skip_locked=not wait) for wait in (False, True)}
         self._create = {wait: _create(accounts, dialect, wait=wait) for wait in (False, True)}
         self._delete = delete(accounts).where(named)
-        self._delete_wakes = delete(tables.wakes).where(
-            tables.wakes.c.account.in_(bindparam("accounts", expanding=True))
-        )
+        self._delete_wakes = delete(tables.wakes).where(among(tables.wakes.c.account, "accounts", dialect))
         self._clock = select(
             now_ms().label("now_ms"),
             select(tables.counters.c.value).where(tables.counters.c.name == REPORT_SEQ).scalar_subquery().label("seq"),
@@ -303,7 +301,7 @@ def _due(tables: Tables) -> Select[Any]:
 
 def _take_wakes(tables: Tables, dialect: Dialect) -> Select[Any]:
     wakes = tables.wakes
-    chosen = wakes.c.account.in_(bindparam("accounts", expanding=True))
+    chosen = among(wakes.c.account, "accounts", dialect)
     if dialect == "postgresql":
         gone = delete(wakes).where(chosen).returning(*wakes.c).cte("gone")
         return _smallest_declared(gone)
@@ -319,12 +317,12 @@ def _smallest_declared(wakes: Any) -> Select[Any]:
     ).group_by(wakes.c.account)
 
 
-def _in_use(tables: Tables) -> Select[Any]:
+def _in_use(tables: Tables, dialect: Dialect) -> Select[Any]:
     operations = tables.operations
     return (
         select(operations.c.account, operations.c.group, func.count())
         .where(
-            operations.c.account.in_(bindparam("accounts", expanding=True)),
+            among(operations.c.account, "accounts", dialect),
             operations.c.account.is_not(None),
             in_states(operations, PERMIT_STATES),
         )
@@ -332,7 +330,7 @@ def _in_use(tables: Tables) -> Select[Any]:
     )
 
 
-def _waiting(tables: Tables, count_max: int) -> Select[Any]:
+def _waiting(tables: Tables, dialect: Dialect, count_max: int) -> Select[Any]:
     """A loose index scan: one step an (account, group), whatever waits in it."""
     accounts, operations = tables.accounts, tables.operations
     first, following, counted, head = (operations.alias(name) for name in ("first", "following", "counted", "head"))
@@ -344,7 +342,7 @@ def _waiting(tables: Tables, count_max: int) -> Select[Any]:
             .scalar_subquery()
             .label("group"),
         )
-        .where(accounts.c.account.in_(bindparam("accounts", expanding=True)))
+        .where(among(accounts.c.account, "accounts", dialect))
         .cte("walk", recursive=True)
     )
     next_group = (

@@ -29,7 +29,7 @@ from sqlalchemy import (
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import ADMITTED, QUEUED, Tables
 from celery_durable.store.sending import Resends
-from celery_durable.store.sql import Dialect, in_states, parts
+from celery_durable.store.sql import Dialect, among, in_states, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Admission:
     def __init__(self, tables: Tables, dialect: Dialect, resends: Resends) -> None:
         self._dialect: Dialect = dialect
         self._first = _first_lateral(tables) if dialect == "postgresql" else _first(tables)
-        self._admit = _admit(tables, resends)
+        self._admit = _admit(tables, dialect, resends)
 
     def admit(
         self, connection: Connection, wanted: Mapping[tuple[str, str], int]
@@ -120,11 +120,11 @@ def _first_lateral(tables: Tables) -> Select[Any]:
     return select(picked).select_from(wanted.join(picked, true()))
 
 
-def _admit(tables: Tables, resends: Resends) -> Update:
+def _admit(tables: Tables, dialect: Dialect, resends: Resends) -> Update:
     operations = tables.operations
     return (
         update(operations)
-        .where(operations.c.order_no.in_(bindparam("numbers", expanding=True)))
+        .where(among(operations.c.order_no, "numbers", dialect))
         .values(
             state=ADMITTED,
             admitted_at=now_ms(),

@@ -29,7 +29,7 @@ _START = (
     WHERE id = :id AND generation = :generation AND attempt = :attempt
         AND (state = 'admitted' AND (expires_at IS NULL OR expires_at > {now})
              OR state = 'running' AND run_token = :token)
-    RETURNING cancel_requested_at, """
+    RETURNING cancel_requested_at, account, """
     + _POLICY
 )
 # One thread beats for all attempts of its process: it must not wait for a row that somebody holds.
@@ -143,6 +143,7 @@ class AttemptStatements:
         self.owns = self._sql(_OWNS)
         self.written = self._sql(_WRITTEN)
         self.end = self._settle(_END, _WAKE)
+        self.end_without_account = self._settle(_END)
         self.fail = self._settle(_END, _WAKE, _HISTORY)
         self.revoke = self._settle(_REVOKE, _WAKE)
         self.repeat = self._settle(_REPEAT, _WAKE_IF_RELEASED, _HISTORY)
@@ -153,6 +154,8 @@ class AttemptStatements:
 
     def _built(self, update: str, *then: str) -> Settle:
         update = f"{update} RETURNING {', '.join(RETURNED)}"
+        if not then:
+            return Settle(self._sql(update), self._sql(update), ())
         parts = [f"done AS ({update})", *(f"then_{number} AS ({part})" for number, part in enumerate(then))]
         whole = f"WITH {', '.join(parts)} SELECT {', '.join(RETURNED)} FROM done"
         return Settle(self._sql(whole), self._sql(update), tuple(self._sql(part) for part in then))

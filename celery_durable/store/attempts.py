@@ -49,6 +49,9 @@ class Attempt:
     errbacks: bool = False
     """The same for ``link_error``, unless it ends well."""
 
+    has_account: bool = True
+    """Its operation has one, or may have: what ends it wakes the account."""
+
     def marks(self, state: str) -> bool:
         """Whether an end in this state leaves a mark."""
         return self.tells or (self.errbacks and state != SUCCEEDED)
@@ -60,6 +63,7 @@ class Started:
 
     requeue_after_s: float | None
     cancel_requested: bool
+    has_account: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +129,8 @@ class Attempts:
         crashpoint("worker.start", "after_commit")
         if row is None:
             return None
-        policy: dict[str, Any] = (json.loads(row[1]) if isinstance(row[1], str) else row[1]) or {}
-        return Started(policy.get("requeue_after_s"), row[0] is not None)
+        policy: dict[str, Any] = (json.loads(row[2]) if isinstance(row[2], str) else row[2]) or {}
+        return Started(policy.get("requeue_after_s"), row[0] is not None, row[1] is not None)
 
     def beat(self, operation_id: str, token: str, *, timeout_ms: int) -> Beat | None:
         """Extends the attempt's life to ``timeout_ms`` from now; None: it is no longer this token's.
@@ -145,9 +149,8 @@ class Attempts:
 
     def succeed(self, attempt: Attempt, ending: Ending) -> str:
         """Ends the operation as succeeded."""
-        return self._settle(
-            "worker.succeed", self._statements.end, attempt, SUCCEEDED, {"state": SUCCEEDED, **ending.params()}
-        )
+        settles = self._statements.end if attempt.has_account else self._statements.end_without_account
+        return self._settle("worker.succeed", settles, attempt, SUCCEEDED, {"state": SUCCEEDED, **ending.params()})
 
     def fail(self, attempt: Attempt, ending: Ending) -> str:
         """Ends the operation as failed."""

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
-    ARRAY,
     BigInteger,
     ColumnElement,
     Connection,
     ScalarSelect,
     Select,
     Update,
-    any_,
     bindparam,
     func,
     literal,
@@ -32,7 +30,7 @@ from celery_durable.store.admission import Admitted
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import ADMITTED, SCHEDULED, SENT, UNSENT, Tables
 from celery_durable.store.sending import Resends
-from celery_durable.store.sql import Dialect, database_now, execute_many, in_states
+from celery_durable.store.sql import Dialect, among, database_now, execute_many, in_states
 
 _NEVER_MS = 2**62
 
@@ -296,9 +294,6 @@ def _put_back(tables: Tables) -> Update:
 
 def _load(tables: Tables, dialect: Dialect) -> Select[Any]:
     operations, payloads = tables.operations, tables.payloads
-    wanted: Any = operations.c.order_no.in_(bindparam("numbers", expanding=True))
-    if dialect == "postgresql":  # a list would be another statement for each length, planned anew
-        wanted = operations.c.order_no == any_(bindparam("numbers", type_=ARRAY(BigInteger)))
     return (
         select(
             operations.c.order_no,
@@ -312,5 +307,5 @@ def _load(tables: Tables, dialect: Dialect) -> Select[Any]:
             payloads.c.publish,
         )
         .join(payloads, payloads.c.id == operations.c.id)
-        .where(wanted, in_states(operations, (ADMITTED,)))
+        .where(among(operations.c.order_no, "numbers", dialect), in_states(operations, (ADMITTED,)))
     )

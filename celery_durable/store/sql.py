@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, Table, Update, literal_column, select
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, Table, Update, any_, bindparam, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from celery_durable.store.clock import now_ms
@@ -24,6 +24,14 @@ def in_states(table: Any, states: Iterable[str]) -> ColumnElement[bool]:
     values: list[ColumnElement[str]] = [literal_column(f"'{state}'") for state in states]
     column: ColumnElement[str] = table.c.state
     return column == values[0] if len(values) == 1 else column.in_(values)
+
+
+def among(column: ColumnElement[Any], name: str, dialect: Dialect) -> ColumnElement[bool]:
+    """``column`` is in the list of that name. On PostgreSQL an array: ``IN`` would be another statement, to be planned
+    anew, for each length."""
+    if dialect == "postgresql":
+        return column == any_(bindparam(name, type_=postgresql.ARRAY(column.type)))
+    return column.in_(bindparam(name, expanding=True))
 
 
 def database_now() -> ScalarSelect[int]:

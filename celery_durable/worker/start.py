@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
@@ -77,7 +78,7 @@ def start(task: Any, request: dict[str, Any]) -> tuple[Run, float]:
         raise NotStarted(reason, Ignore(reason), logging.INFO)
     requeue_after_s = started.requeue_after_s
     run = Run(
-        attempt,
+        attempt if started.has_account else replace(attempt, has_account=False),
         in_child=request[RUN_HEADER]["pid"] != os.getpid(),
         retries=int(request.get("retries") or 0),
         timeout_s=settings.heartbeat_timeout_s,

@@ -120,7 +120,7 @@ def test_a_database_that_drops_every_connection_is_used_again(postgresql_url: st
         rows.add(f"later{round_}", account=None, state="scheduled", due_at=1, queue=queue, wakes=False)
         messages: list[object] = []
         wait_until(lambda: messages.extend(received(app, queue)) or len(messages) == 2, what="both messages")  # noqa: B023
-        with rows.database.reading() as connection:
+        with rows.database.transaction() as connection:
             connection.execute(text(DROP_OTHERS))
     stop.set()
     thread.join(40)
@@ -129,13 +129,14 @@ def test_a_database_that_drops_every_connection_is_used_again(postgresql_url: st
 
 
 FREEZES = """
-import os, signal, sys
+import os, signal, sys, time
 from tests.integration.test_dispatcher_main import app_with
 from celery_durable import crashpoints
 from celery_durable.dispatcher import main
 def freeze(point):
     if point == "passes.step.before_commit":
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1)  # another thread may be the one that takes the signal: this one goes no further meanwhile
 crashpoints.arm(freeze)
 url, servers = sys.argv[1:]
 sys.exit(main.run(app_with(database_url=url, kafka_bootstrap_servers=servers, kafka_session_timeout_ms=1_000)))
