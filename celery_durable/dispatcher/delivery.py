@@ -171,21 +171,21 @@ class Delivery:
         due = [load for load in loads if load.queue in again or load.new_due_s <= 0]
         given_back: list[GivenBack] = []
         if due or excess:
-            share = max(1, self._batch_max // 4, self._batch_max - len(taken)) // max(1, len(due))
+            share = max(1, max(1, self._batch_max // 4, self._batch_max - len(taken)) // max(1, len(due)))
             with self._database.transaction("delivery.claim") as connection:
                 self._statements.put_back(connection, excess)
                 for load in due:
                     if (until_ms := again.get(load.queue)) is not None:
-                        given_back += self._statements.give_back(connection, load.queue, max(1, share), until_ms)
-                        taken += self._statements.claim_again(connection, load.queue, max(1, share), until_ms)
-                    room = min(max(1, share), self._sent_max - sent.get(load.queue, self._sent_max))
+                        given_back += self._statements.give_back(connection, load.queue, share, until_ms)
+                        lost = self._statements.claim_again(connection, load.queue, share, until_ms)
+                        self._fronts.sent_again(load.queue, time.monotonic(), is_all=len(lost) < share)
+                        taken += lost
+                    room = min(share, self._sent_max - sent.get(load.queue, self._sent_max))
                     if load.new_due_s <= 0 and room > 0:
                         new = self._statements.claim_new(connection, load.queue, room)
                         sent[load.queue] += len(new)
                         taken += new
                 accounts.wake(connection, self._tables, (one.account for one in given_back))
-        for queue in again:
-            self._fronts.sent_again(queue, time.monotonic())
         for queue, count in sent.items():
             self._counted[queue] = count, self._counted[queue][1]
         return taken, given_back

@@ -58,6 +58,12 @@ class Fronts:
             return None
         return ALL if front.sent_again else front.due_ms + TOGETHER_MS
 
-    def sent_again(self, queue: str, now_s: float) -> None:
-        """What was lost, as far as anybody can tell, was sent again: that the front is another one then is no move."""
-        self._known[queue] = _Front(None, since_s=now_s, sent_again=True)
+    def sent_again(self, queue: str, now_s: float, *, is_all: bool) -> None:
+        """What was lost was sent again: that the front is another one then is no move.
+
+        :param is_all: no more was due than that; else the rest is to follow, if all that is due was to be sent.
+        """
+        if not is_all and self.lost_until_ms(queue, now_s) == ALL:
+            self._known.pop(queue)
+        else:
+            self._known[queue] = _Front(None, since_s=now_s, sent_again=True)

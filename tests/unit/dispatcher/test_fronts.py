@@ -34,7 +34,7 @@ def test_a_front_that_stands_is_sent_again_alone_then_all(fronts: Fronts) -> Non
     fronts.look({Q: 2_000}, 1.0)
     fronts.look({Q: 2_000}, 4.0)
     assert fronts.lost_until_ms(Q, 4.0) == 2_000 + TOGETHER_MS
-    fronts.sent_again(Q, 4.0)
+    fronts.sent_again(Q, 4.0, is_all=True)
     fronts.look({Q: 2_500}, 4.1)
     assert fronts.lost_until_ms(Q, 4.1) is None, "that another one is the front now is no move"
     assert fronts.lost_until_ms(Q, 4.0 + PATIENCE_S) == ALL
@@ -43,7 +43,7 @@ def test_a_front_that_stands_is_sent_again_alone_then_all(fronts: Fronts) -> Non
 def test_one_that_moves_after_its_front_was_sent_again_is_left_alone(fronts: Fronts) -> None:
     fronts.look({Q: 1_000}, 0.0)
     fronts.look({Q: 2_000}, 1.0)
-    fronts.sent_again(Q, 4.0)
+    fronts.sent_again(Q, 4.0, is_all=True)
     fronts.look({Q: 2_500}, 4.1)
     fronts.look({Q: 2_600}, 4.2)
     assert fronts.lost_until_ms(Q, 5.0) is None
@@ -68,7 +68,28 @@ def test_queues_are_judged_each_alone(fronts: Fronts) -> None:
 
 def test_a_queue_that_was_empty_is_forgotten(fronts: Fronts) -> None:
     fronts.look({Q: 1_000}, 0.0)
-    fronts.sent_again(Q, 0.0)
+    fronts.sent_again(Q, 0.0, is_all=True)
     fronts.look({}, 1.0)
     fronts.look({Q: 5_000}, 1.1)
     assert fronts.lost_until_ms(Q, 1.1) == ALL
+
+
+def test_a_broker_that_lost_more_than_a_batch_is_sent_it_batch_after_batch(fronts: Fronts) -> None:
+    fronts.look({Q: 1_000}, 0.0)
+    for step in range(1, 6):
+        assert fronts.lost_until_ms(Q, step / 10) == ALL
+        fronts.sent_again(Q, step / 10, is_all=False)
+        fronts.look({Q: 1_000 + step}, step / 10)
+    fronts.sent_again(Q, 0.6, is_all=True)
+    fronts.look({Q: 9_000}, 0.6)
+    assert fronts.lost_until_ms(Q, 0.6) is None
+
+
+def test_more_was_sent_with_the_front_than_a_batch_takes(fronts: Fronts) -> None:
+    """It is no reason yet to send all."""
+    fronts.look({Q: 1_000}, 0.0)
+    fronts.look({Q: 2_000}, 1.0)
+    assert fronts.lost_until_ms(Q, 4.0) == 2_000 + TOGETHER_MS
+    fronts.sent_again(Q, 4.0, is_all=False)
+    fronts.look({Q: 2_050}, 4.1)
+    assert fronts.lost_until_ms(Q, 4.1) is None
