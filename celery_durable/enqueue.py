@@ -100,30 +100,30 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
 
 def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
     if runtime.database.dialect == "postgresql" and transactions.is_own(runtime) and _inserted_at_once(runtime, new):
+        runtime.bell.ring()
         return False
-    try:
-        with _one_insert(runtime) as connection:
-            known = statements(connection, runtime.tables).insert(connection, new)
-            runtime.bell.ring(connection.connection.driver_connection)
-            return known and not own_id
-    except DBAPIError as error:
-        # The pool's connection was cut (the server restarted, an idle timeout). The insert may have happened or not:
-        # under the same ID a second one changes nothing.
-        if not error.connection_invalidated:
-            raise
-    with _one_insert(runtime) as connection:
-        return statements(connection, runtime.tables).insert(connection, new) and not own_id
+    for is_last in (False, True):
+        try:
+            with _one_insert(runtime) as connection:
+                known = statements(connection, runtime.tables).insert(connection, new)
+            break
+        except DBAPIError as error:
+            # The pool's connection was cut (the server restarted, an idle timeout). The insert may have happened or
+            # not: under the same ID a second one changes nothing.
+            if is_last or not error.connection_invalidated:
+                raise
+    runtime.bell.ring()
+    return known and not own_id
 
 
 def _inserted_at_once(runtime: Runtime, new: NewOperation) -> bool:
     """The short way to the same end, without SQLAlchemy. False: it did not go that way, or nobody knows."""
+    database = runtime.database
     try:
-        with runtime.database.driver_write("enqueue.one") as driver_connection:
-            inserted = statements_for(runtime.tables, "postgresql").insert_raw(driver_connection, new)
-            runtime.bell.ring(driver_connection)
-    except Exception:  # noqa: BLE001 - what is wrong is found again, and told, on the long way
+        with transactions.database_errors(runtime), database.driver_write("enqueue.one") as driver_connection:
+            return statements_for(runtime.tables, "postgresql").insert_raw(driver_connection, new)
+    except database.driver_error:  # what is wrong is found again on the long way, and told as SQLAlchemy does
         return False
-    return inserted
 
 
 @contextmanager
@@ -149,8 +149,7 @@ def enqueue_many(task: DurableTask[..., Any], calls: Iterable[Any], *, batch_row
             duplicates += known
             count += len(batch) - len(known)
             if not transactions.in_callers_transaction():
-                with runtime.database.reading() as connection:
-                    runtime.bell.ring(connection.connection.driver_connection)
+                runtime.bell.ring()
     except Exception as error:
         if not transactions.in_callers_transaction():
             error.add_note(f"enqueue_many: {count} operations of batches before this one are committed")

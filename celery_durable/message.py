@@ -29,11 +29,12 @@ GENERATION_HEADER = "durable_generation"
 """Message header with the operation's generation."""
 RUN_HEADER = "durable_run"
 """Put into the request, never into a message, by the worker's main process: the run token of this attempt."""
-WITHOUT_LINKS = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
-"""The third part of a message's body, where the call has none of these."""
-WITHOUT_LINKS_JSON = f", {json.dumps(WITHOUT_LINKS)}]".encode()
 OUR_HEADERS = (ATTEMPT_HEADER, GENERATION_HEADER, RUN_HEADER)
 """Celery copies headers into retries and callbacks: these are stripped wherever a message is caught."""
+WITHOUT_LINKS = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+"""The third part of a message's body, where the call has none of these."""
+_WITHOUT_LINKS_JSON = f", {json.dumps(WITHOUT_LINKS)}]".encode()
+_SCALARS = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def capture(
     now = datetime.now(UTC)
     eta_delay_ms, eta_at_ms = due(task, options.pop("countdown", None), options.pop("eta", None), now)
     # The exec options hold what the task itself declares; None given by the caller takes it away.
-    expires = options.pop("expires", _exec_option(task, "expires"))
+    expires = options.pop("expires", exec_option(task, "expires"))
     expires_delay_ms, expires_at_ms = _moment(task, "expires", expires, now)
     retries = options.get("retries") or 0
     recorder = _Recorder(task, options.pop("ignore_result", None))
@@ -186,18 +187,16 @@ class _Recorder(NoProducer):
         )
 
 
-_SCALARS = (str, int, float, bool, type(None))
-
-
 def digest(task: str, args: Any, kwargs: Any, data: bytes) -> str:
     """Of the task's name and arguments: the same for equal arguments, whatever the order of their dictionaries' keys.
 
-    :param data: the serialised body, which stands in for arguments that JSON cannot write.
+    :param data: the serialised body: canonical for plain positional arguments, which have no keys to sort, and standing
+        in for arguments that JSON cannot write.
     """
     from kombu.utils.json import dumps
 
-    if not kwargs and data.endswith(WITHOUT_LINKS_JSON) and all(type(one) in _SCALARS for one in args):
-        canonical = data.removesuffix(WITHOUT_LINKS_JSON) + b"]"
+    if not kwargs and data.endswith(_WITHOUT_LINKS_JSON) and all(type(one) in _SCALARS for one in args):
+        canonical = data.removesuffix(_WITHOUT_LINKS_JSON) + b"]"
     else:
         try:
             canonical = dumps([list(args), kwargs], sort_keys=True).encode("utf-8", "surrogatepass")
@@ -206,8 +205,9 @@ def digest(task: str, args: Any, kwargs: Any, data: bytes) -> str:
     return hashlib.sha256(task.encode() + b"\0" + canonical).hexdigest()
 
 
-def _exec_option(task: Task, name: str) -> Any:
-    return task._get_exec_options().get(name)  # what Celery's own apply_async starts from
+def exec_option(task: Task, name: str) -> Any:
+    """What Celery's own ``apply_async`` starts from: the option as the task itself declares it."""
+    return task._get_exec_options().get(name)
 
 
 def due(task: Task, countdown: Any, eta: Any, now: datetime) -> tuple[int | None, int | None]:

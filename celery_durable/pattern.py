@@ -78,11 +78,15 @@ class Patterns:
         surroundings = None if kind is None else self._surroundings(send)
         if kind is None or surroundings is None:
             return message.capture(self._task, args, kwargs, send=send, task_id=task_id, **options)
+        countdown = options.get("countdown")
         pattern = self._known.get(kind)
         if pattern is not None and self._holds(pattern, surroundings):
-            return self._fill(pattern, args or (), kwargs or {}, task_id, options.get("countdown"))
+            return self._fill(pattern, args or (), kwargs or {}, task_id, countdown)
         captured = message.capture(self._task, args, kwargs, send=send, task_id=task_id, **options)
-        self._learn(kind, surroundings, captured, options)
+        if len(self._known) < _PATTERNS_MAX or kind in self._known:
+            pattern = self._pattern_of(captured, surroundings, options)
+            if pattern is not None and self._fill(pattern, args or (), kwargs or {}, task_id, countdown) == captured:
+                self._known[kind] = pattern
         return captured
 
     def _surroundings(self, send: Callable[..., Any]) -> tuple[Any, ...] | None:
@@ -97,7 +101,8 @@ class Patterns:
             return None
         amqp = app.amqp
         functions = (_function(send), _function(app.send_task), amqp.as_task_v2.__func__, amqp.send_task_message)
-        return (os.getpid(), amqp, amqp.router, self._task.ignore_result, *functions)
+        task = self._task
+        return os.getpid(), amqp, amqp.router, task.ignore_result, task.time_limit, task.soft_time_limit, functions
 
     def _holds(self, pattern: _Pattern, surroundings: tuple[Any, ...]) -> bool:
         return (
@@ -105,44 +110,34 @@ class Patterns:
             and self._task.app.amqp.queues.get(pattern.captured.queue) is pattern.queue
         )
 
-    def _learn(
-        self, kind: tuple[Any, ...], surroundings: tuple[Any, ...], captured: CapturedMessage, options: dict[str, Any]
-    ) -> None:
+    def _pattern_of(
+        self, captured: CapturedMessage, surroundings: tuple[Any, ...], options: dict[str, Any]
+    ) -> _Pattern | None:
+        """None: code that is not Celery's own may have had a part in it."""
         task, app = self._task, self._task.app
         amqp = app.amqp
-        headers = captured.headers
-        built_by_celery = (
+        if not (
             type(amqp) is AMQP
-            and all(_is_celerys(function) for function in surroundings[-4:])
+            and all(_is_celerys(function) for function in surroundings[-1])
             and type(task).shadow_name is Task.shadow_name
             and task._dump_pydantic_arguments is None
             and all(type(route) is MapRoute for route in amqp.routes)
-        )
-        plain = (
-            headers["root_id"] == captured.id
-            and headers["parent_id"] is None
-            and captured.expires_at_ms is None
-            and captured.properties.get("correlation_id") == captured.id
-            and captured.properties.get("reply_to") == app.thread_oid
-        )
-        if not built_by_celery or not plain or len(self._known) >= _PATTERNS_MAX:
-            return
-        kept = replace(
-            captured, headers={name: value for name, value in headers.items() if name not in _FILLED_IN}, body=b""
-        )
-        serializer = options.get("serializer") or task._get_exec_options().get("serializer") or app.conf.task_serializer
-        self._known[kind] = _Pattern(
-            surroundings, kept, serializer, amqp.queues.get(captured.queue), app.conf.task_repr_maxlevels
-        )
+        ):
+            return None
+        headers = {name: value for name, value in captured.headers.items() if name not in _FILLED_IN}
+        serializer = options.get("serializer") or message.exec_option(task, "serializer") or app.conf.task_serializer
+        queue, levels = amqp.queues.get(captured.queue), app.conf.task_repr_maxlevels
+        return _Pattern(surroundings, replace(captured, headers=headers, body=b""), serializer, queue, levels)
 
     def _fill(
         self, pattern: _Pattern, args: tuple[Any, ...], kwargs: dict[str, Any], task_id: str, countdown: Any
     ) -> CapturedMessage:
         task, of = self._task, pattern.captured
         check_values(task.name, {"task_id": task_id})
-        if task.typing:
-            task.__header__(*args, **kwargs)
-        delay_ms, _ = message.due(task, countdown, None, datetime.now(UTC)) if countdown else (None, None)
+        check_arguments = getattr(task, "__header__", None)  # as Celery: a task that is a class has none
+        if task.typing and check_arguments is not None:
+            check_arguments(*args, **kwargs)
+        delay_ms, _ = message.due(task, countdown, None, datetime.now(UTC))
         amqp, levels = task.app.amqp, pattern.repr_levels
         content_type, content_encoding, body = message.serialise(
             task.name, (args, kwargs, message.WITHOUT_LINKS), pattern.serializer

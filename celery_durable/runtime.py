@@ -31,7 +31,7 @@ class Runtime:
     @cached_property
     def bell(self) -> Bell:
         """What is rung when an enqueue has committed."""
-        return Bell(self.tables, self.database.dialect)
+        return Bell(self.database, self.tables)
 
 
 def runtime_of(app: Celery) -> Runtime:

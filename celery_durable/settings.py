@@ -106,7 +106,7 @@ class Settings(KafkaSettings, Configuration):
         default=5.0,
         gt=0,
         le=3_600,
-        description="A sent operation that did not start is sent again after this long, growing, if its queue stands.",
+        description="What was sent and did not start is sent again after this long, growing, unless its queue moves.",
     )
     resend_max_s: float = Field(
         default=300.0, gt=0, le=86_400, description="Longest time between two sends of one attempt."

@@ -168,7 +168,7 @@ def _connection(runtime: Runtime, target: Session | Connection) -> Connection:
 
 
 def is_own(runtime: Runtime) -> bool:
-    """Whether :func:`require_own` has looked in this process, and found this service's tables."""
+    """Whether :func:`require_own` has passed in this process for single statements: it will not look again."""
     return _key(runtime) in _checked.get(runtime.database.autocommit_engine, {})
 
 

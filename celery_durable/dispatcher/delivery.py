@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BREATH_S = 0.02
-"""Pause between two looks into SQL of which the first found little: each costs as much, whatever it finds."""
+"""Pause of a loop that found little, or whose finds can wait, before it looks into SQL again: a look costs as much,
+whatever it finds."""
 RECOUNT_S = 0.2
 """How long a count of what was sent to a queue and has not started may be old; what this process sends is added."""
 HANDED_BATCHES_MAX = 50
@@ -59,6 +60,7 @@ class Delivery:
         self._statements = Deliveries(runtime.tables, runtime.database.dialect, self._resends)
         self._fronts = Fronts(settings.resend_min_s / 2)
         self._counted: dict[str, tuple[int, float]] = {}
+        """By queue: how many were sent and have not started, and until when that is believed (monotonic)."""
         self._look_at_s = 0.0
         self._publisher = Publisher(app, deadline_s=settings.publish_deadline_s)
         self._handed: deque[tuple[float, Admitted]] = deque()
@@ -83,13 +85,14 @@ class Delivery:
                 loads = self._statements.queues(connection) if looks else []
                 sent = self._sent(connection, Counter(one.queue for _, one in handed), loads)
             again = self._again(loads) if looks else {}
-            if not handed and not any(load.queue in again or self._has_new(load, sent) for load in loads):
-                return min((self._next_s(load, sent) for load in loads), default=float("inf"))
+            due = [load for load in loads if load.queue in again or self._has_new(load, sent)]
+            if not handed and not due:
+                return min((self._next_s(load) for load in loads), default=float("inf"))
             self._publisher.connect()
         except Exception:
             self._handed.extendleft(reversed(handed))
             raise
-        taken, given_back = self._claim([one for _, one in handed], loads, sent, again)
+        taken, given_back = self._claim([one for _, one in handed], due, sent, again)
         self._tell(given_back)
         self._send(taken)
         if looks:
@@ -100,9 +103,10 @@ class Delivery:
 
     @property
     def under_way(self) -> int:
-        """About how many operations were sent and have not started. May be asked by any thread."""
-        recent_s = time.monotonic() - RECOUNT_S
-        return sum(count for count, until_s in list(self._counted.values()) if until_s > recent_s)
+        """About how many operations were sent and have not started, in queues to which some were sent just now. May be
+        asked by any thread."""
+        now = time.monotonic()
+        return sum(count for count, until_s in list(self._counted.values()) if until_s > now)
 
     def stop(self) -> None:
         """Has a step that is under way end early. May be called from any thread."""
@@ -132,11 +136,12 @@ class Delivery:
                 # Those handed over count as sent in SQL already.
                 found = self._statements.sent(connection, queue, self._sent_max + handed[queue])
                 count, until_s = max(0, found - handed[queue]), now + RECOUNT_S
+                self._counted = {one: known for one, known in self._counted.items() if known[1] > now}
                 self._counted[queue] = count, until_s
             sent[queue] = count
         return sent
 
-    def _again(self, loads: Sequence[QueueLoad]) -> dict[str, float]:
+    def _again(self, loads: Sequence[QueueLoad]) -> dict[str, int]:
         """The queues of which something is due again and is to be sent again; what is due until when (Unix ms)."""
         now = time.monotonic()
         self._fronts.look({load.queue: load.front_ms for load in loads if load.front_ms is not None}, now)
@@ -150,16 +155,17 @@ class Delivery:
     def _has_new(self, load: QueueLoad, sent: Mapping[str, int]) -> bool:
         return load.new_due_s <= 0 and sent[load.queue] < self._sent_max
 
-    def _next_s(self, load: QueueLoad, sent: Mapping[str, int]) -> float:
-        new_s = float("inf") if load.queue in sent else load.new_due_s
+    def _next_s(self, load: QueueLoad) -> float:
+        # What is new and due waits for room, which no time tells; what was sent and is due, for its front to stand.
+        new_s = load.new_due_s if load.new_due_s > 0 else float("inf")
         return min(new_s, load.again_due_s if load.again_due_s > 0 else self._fronts.patience_s)
 
     def _claim(
         self,
         handed: Sequence[Admitted],
-        loads: Sequence[QueueLoad],
+        due: Sequence[QueueLoad],
         sent: dict[str, int],
-        again: Mapping[str, float],
+        again: Mapping[str, int],
     ) -> tuple[list[Admitted], list[GivenBack]]:
         """What to send now, within each queue's room, at most a batch or so, no queue left out; and what not to."""
         taken: list[Admitted] = []
@@ -168,26 +174,28 @@ class Delivery:
             fits = sent[one.queue] < self._sent_max
             (taken if fits else excess).append(one)
             sent[one.queue] += 1 if fits else 0
-        due = [load for load in loads if load.queue in again or load.new_due_s <= 0]
         given_back: list[GivenBack] = []
         if due or excess:
-            share = max(1, max(1, self._batch_max // 4, self._batch_max - len(taken)) // max(1, len(due)))
+            share = max(1, max(self._batch_max // 4, self._batch_max - len(taken)) // max(1, len(due)))
             with self._database.transaction("delivery.claim") as connection:
                 self._statements.put_back(connection, excess)
                 for load in due:
                     if (until_ms := again.get(load.queue)) is not None:
-                        given_back += self._statements.give_back(connection, load.queue, share, until_ms)
+                        back = self._statements.give_back(connection, load.queue, share, until_ms)
                         lost = self._statements.claim_again(connection, load.queue, share, until_ms)
-                        self._fronts.sent_again(load.queue, time.monotonic(), is_all=len(lost) < share)
+                        is_all = max(len(back), len(lost)) < share
+                        self._fronts.sent_again(load.queue, time.monotonic(), is_all=is_all)
+                        given_back += back
                         taken += lost
-                    room = min(share, self._sent_max - sent.get(load.queue, self._sent_max))
-                    if load.new_due_s <= 0 and room > 0:
+                    if self._has_new(load, sent):
+                        room = min(share, self._sent_max - sent[load.queue])
                         new = self._statements.claim_new(connection, load.queue, room)
                         sent[load.queue] += len(new)
                         taken += new
                 accounts.wake(connection, self._tables, (one.account for one in given_back))
         for queue, count in sent.items():
-            self._counted[queue] = count, self._counted[queue][1]
+            until_s = self._counted[queue][1] if queue in self._counted else 0.0
+            self._counted[queue] = count, until_s
         return taken, given_back
 
     def _send(self, taken: Sequence[Admitted]) -> None:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 TOGETHER_MS = 100
 """What is due so shortly after the front was sent with it, and is as probably lost."""
-ALL = float("inf")
+ALL_MS = 2**62
+"""Later than anything is due, and fits a bigint."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    due_ms: float | None
+    due_ms: int | None
     """None: it was sent again, and the next one was not seen yet."""
     since_s: float | None = None
     """When it was last seen to move, or sent again (monotonic); None: neither."""
@@ -36,34 +37,35 @@ class Fronts:
         self.patience_s = patience_s
         self._known: dict[str, _Front] = {}
 
-    def look(self, due_ms: Mapping[str, float], now_s: float) -> None:
+    def look(self, due_ms: Mapping[str, int], now_s: float) -> None:
         """When the front of each queue is due; to a queue that is not there nothing was sent that has not started."""
-        self._known = {queue: self._seen(self._known.get(queue), due, now_s) for queue, due in due_ms.items()}
+        self._known = {queue: _seen(self._known.get(queue), due, now_s) for queue, due in due_ms.items()}
 
-    def _seen(self, front: _Front | None, due_ms: float, now_s: float) -> _Front:
-        if front is None:
-            return _Front(due_ms)
-        if front.due_ms is None or due_ms == front.due_ms:
-            return replace(front, due_ms=due_ms)
-        return _Front(due_ms, since_s=now_s) if due_ms > front.due_ms else _Front(due_ms)
-
-    def lost_until_ms(self, queue: str, now_s: float) -> float | None:
+    def lost_until_ms(self, queue: str, now_s: float) -> int | None:
         """What is due until then is to be sent again; None: nothing of the queue, or not yet."""
         front = self._known.get(queue)
         if front is None or front.due_ms is None:
             return None
         if front.since_s is None:
-            return ALL
+            return ALL_MS
         if now_s - front.since_s < self.patience_s:
             return None
-        return ALL if front.sent_again else front.due_ms + TOGETHER_MS
+        return ALL_MS if front.sent_again else front.due_ms + TOGETHER_MS
 
     def sent_again(self, queue: str, now_s: float, *, is_all: bool) -> None:
         """What was lost was sent again: that the front is another one then is no move.
 
         :param is_all: no more was due than that; else the rest is to follow, if all that is due was to be sent.
         """
-        if not is_all and self.lost_until_ms(queue, now_s) == ALL:
+        if not is_all and self.lost_until_ms(queue, now_s) == ALL_MS:
             self._known.pop(queue)
         else:
             self._known[queue] = _Front(None, since_s=now_s, sent_again=True)
+
+
+def _seen(front: _Front | None, due_ms: int, now_s: float) -> _Front:
+    if front is None:
+        return _Front(due_ms)
+    if front.due_ms is None or due_ms == front.due_ms:
+        return replace(front, due_ms=due_ms)
+    return _Front(due_ms, since_s=now_s) if due_ms > front.due_ms else _Front(due_ms)

@@ -22,7 +22,7 @@ from celery_durable.scheduling.loop import Loop, Step, stop_all
 from celery_durable.scheduling.signals import signals_set
 from celery_durable.store import migrate
 from celery_durable.store.admission import Admitted
-from celery_durable.store.bell import Listener
+from celery_durable.store.bell import RING_EVERY_S, Listener
 from celery_durable.store.watch import NOTHING, Watch
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def run(app: Celery, *, stop: threading.Event | None = None) -> int:
 
 UNHINTED_PAUSE_MAX_S = 5.0
 """Longest pause of a loop that the watch hints: its own look is the net for a watch that fails."""
-BUSY = 50
-"""So many operations that were sent and have not started keep workers busy for longer than a pass takes a breath."""
-AWAKE_S = 0.2
-"""So long after it found something new the watch looks every ``poll_min_ms``: twice as long as a bell keeps silent."""
+BUSY_MIN = 50
+"""From so many operations on that were sent and have not started, workers are busy for longer than ``BREATH_S``."""
+AWAKE_S = 2 * RING_EVERY_S
+"""So long after it found something new the watch looks every ``poll_min_ms``."""
 
 
 class Dispatcher:
@@ -77,6 +77,7 @@ class Dispatcher:
         self._watch = Watch(runtime.tables)
         self._found = NOTHING
         self._awake_until_s = 0.0
+        self._look_at_s = 0.0
         self._delivery = Delivery(app, runtime, on_wakes=self._wake_passes)
         self._relay = Relay(runtime.database, runtime.tables.outbox, settings, batch_max=settings.relay_batch_max)
         passes = Passes(runtime, hand_over=self._hand_over)
@@ -141,6 +142,12 @@ class Dispatcher:
         )
 
     def _look(self) -> float:
+        # Many processes may ring, each ten times a second.
+        pause_s = self._look_at_s - time.monotonic()
+        if pause_s > 0:
+            return pause_s
+        pace_s = self._runtime.settings.poll_min_ms / 1000
+        self._look_at_s = time.monotonic() + pace_s
         with self._runtime.database.autocommit() as connection:
             pending = self._watch.look(connection)
         for is_pending, loop in (
@@ -155,14 +162,14 @@ class Dispatcher:
         if pending not in (NOTHING, self._found):
             self._awake_until_s = time.monotonic() + AWAKE_S
         self._found = pending
-        return self._runtime.settings.poll_min_ms / 1000 if time.monotonic() < self._awake_until_s else float("inf")
+        return pace_s if time.monotonic() < self._awake_until_s else float("inf")
 
     def _listen(self) -> None:
         if self._listener.wait():
             self._watch_loop.wake()
 
     def _workers_are_busy(self) -> bool:
-        return self._delivery.under_way >= BUSY
+        return self._delivery.under_way >= BUSY_MIN
 
     def _hand_over(self, admitted: Sequence[Admitted]) -> None:
         if admitted:

@@ -109,12 +109,12 @@ class AlreadySettled(AttemptLost):
 class Attempts:
     """What attempts write to one client's tables. Errors of the driver are raised as they are."""
 
-    def __init__(self, database: Database, tables: Tables) -> None:
+    def __init__(self, database: Database, tables: Tables, bell: Bell | None = None) -> None:
         self._database = database
         self._tables = tables
         self._postgresql = database.dialect == "postgresql"
         self._untold = Untold(tables)
-        self._bell = Bell(tables, database.dialect)
+        self._bell = bell
         self._statements = AttemptStatements(tables, database.dialect, database.engine.dialect.identifier_preparer)
 
     def start(self, attempt: Attempt, *, worker: str, timeout_ms: int) -> Started | None:
@@ -233,8 +233,8 @@ class Attempts:
             row = self._in_steps(place, settle, params)
         crashpoint(place, "after_commit")
         if row is not None:
-            if row[1] is not None:
-                self._bell.ring(self._database.held().connection.driver_connection)
+            if row[1] is not None and self._bell is not None:
+                self._bell.ring(held=True)
             return str(row[2])
         state, earlier = self._written(attempt)
         if outcome == (earlier or state):

@@ -2,8 +2,8 @@
 
 PostgreSQL's ``NOTIFY`` takes a lock of the whole database until its transaction has ended. So it is never part of a
 transaction that does anything else: it rings after the commit, waits for no disk, and at most every
-:data:`RING_EVERY_S` seconds in a process, since a dispatcher that was rung looks often for a while. What no ring tells
-is found by the poll (design, section 7: wake-ups are hints). SQLite has no such thing.
+:data:`RING_EVERY_S` seconds in a process, since a dispatcher that was rung and found something looks often for longer
+than that. What no ring tells is found by the poll (design, section 7: wake-ups are hints). SQLite has no such thing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from celery_durable.store.database import Database
 from celery_durable.store.schema import Tables
 
@@ -19,6 +21,7 @@ RING_EVERY_S = 0.1
 WAIT_S = 0.5
 """How long :meth:`Listener.wait` waits at most: a loop that is told to end does so within this."""
 _NAME_BYTES_MAX = 63
+_RING = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')"
 
 
 def _channel(tables: Tables) -> str:
@@ -28,22 +31,25 @@ def _channel(tables: Tables) -> str:
 
 
 class Bell:
-    """One client's bell, for the threads of one process."""
+    """One client's bell, for all threads of one process. On SQLite it is silent."""
 
-    def __init__(self, tables: Tables, dialect: str) -> None:
-        self._channel = _channel(tables) if dialect == "postgresql" else None
-        self._silent_until_s = 0.0
+    def __init__(self, database: Database, tables: Tables) -> None:
+        self._database = database
+        self._channel = _channel(tables)
+        self._silent_until_s = 0.0 if database.dialect == "postgresql" else float("inf")
 
-    def ring(self, driver_connection: Any) -> None:
-        """Rings, on psycopg's connection in autocommit. It never fails: a lost one is found so at its next use."""
+    def ring(self, *, held: bool = False) -> None:
+        """Rings, after a commit. The database fails it in silence; it waits for no disk.
+
+        :param held: on the thread's held connection, for a thread that has one anyway.
+        """
         now_s = time.monotonic()
-        if self._channel is None or now_s < self._silent_until_s:
+        if now_s < self._silent_until_s:
             return
         self._silent_until_s = now_s + RING_EVERY_S
-        with suppress(Exception):
-            driver_connection.execute(
-                "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, '')", [self._channel]
-            )
+        database = self._database
+        with suppress(SQLAlchemyError), database.autocommit() if held else database.reading() as connection:
+            connection.exec_driver_sql(_RING, (self._channel,))
 
 
 class Listener:

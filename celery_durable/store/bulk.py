@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from celery_durable.store.clock import NOW_MS_SQL
+from celery_durable.store.prepared import PSYCOPG
 from celery_durable.store.schema import Tables
 
 _NOW = NOW_MS_SQL["postgresql"]
@@ -35,7 +35,7 @@ class BulkInsert:
     """The statements for one client's tables."""
 
     def __init__(self, tables: Tables) -> None:
-        names = psycopg_dialect().identifier_preparer  # type: ignore[no-untyped-call]
+        names = PSYCOPG.identifier_preparer
         operations, payloads = names.format_table(tables.operations), names.format_table(tables.payloads)
         self._operations = f"""
             INSERT INTO {operations} (id, task, account, queue, state, priority, retries, retention_ms, "group", due_at,
@@ -70,14 +70,11 @@ def _columns(types: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> dic
     columns: dict[str, Any] = {}
     for name, kind in types.items():
         values = [row[name] for row in rows]
-        of_all = None
-        # The IDs say how many rows there are.
-        if name != "id" and all(value == values[0] for value in values):
-            of_all, values = values[0], []
         if kind == "json":
-            of_all = None if of_all is None else json.dumps(of_all)
-            columns[name] = json.dumps(values)
-        else:
-            columns[name] = values
+            values = [json.dumps(value) for value in values]  # equal values may be other documents: True == 1
+        # The IDs say how many rows there are.
+        is_one = name != "id" and all(value == values[0] for value in values)
+        of_all, values = (values[0], []) if is_one else (None, values)
+        columns[name] = f"[{','.join(values)}]" if kind == "json" else values
         columns[f"{name}_of_all"] = of_all
     return columns

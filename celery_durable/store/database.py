@@ -39,6 +39,8 @@ _POSTGRESQL_CONNECTION = {
 
 _DRIVERS = ("postgresql", "postgresql+psycopg", "sqlite", "sqlite+pysqlite")
 _SECRET = re.compile("pass|secret|token|key", re.IGNORECASE)
+_IDLE = 0
+"""libpq's ``PQTRANS_IDLE``."""
 _NO_URL = "(not a database URL)"
 _SQLITE_NO_DATABASE = "file is not a database"
 _SQLITE_FILE_ERRORS = (_SQLITE_NO_DATABASE, "unable to open database file", "attempt to write a readonly database")
@@ -158,7 +160,9 @@ class Database:
             engine = create_engine(self.url, **options)
             if self.dialect == "postgresql":
                 options |= {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None}
-                return engine, create_engine(self.url, **options)
+                autocommit = create_engine(self.url, **options)
+                event.listen(autocommit, "checkin", _close_if_not_idle)
+                return engine, autocommit
         except (NoSuchModuleError, ModuleNotFoundError) as error:
             raise ConfigurationError(
                 f"{self._field} = {redact(self.url)}: its driver is not installed ({error}); "
@@ -219,7 +223,7 @@ class Database:
 
     @contextmanager
     def driver_write(self, place: str) -> Iterator[Any]:
-        """The same as the driver's own connection, for PostgreSQL: without SQLAlchemy, and with psycopg's own errors.
+        """As :meth:`one_write`, on psycopg's own connection, whose errors are :attr:`driver_error`. For PostgreSQL.
 
         :param place: names the crash points before and after it.
         """
@@ -228,11 +232,14 @@ class Database:
             crashpoint(place, "before_commit")
             yield pooled.driver_connection
             crashpoint(place, "after_commit")
-        except BaseException:
-            pooled.invalidate()
-            raise
         finally:
             pooled.close()
+
+    @property
+    def driver_error(self) -> type[Exception]:
+        """What the driver raises by itself, where SQLAlchemy has no part in it."""
+        error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
+        return error
 
     def held(self) -> Connection:
         """The calling thread's own connection, kept open, in autocommit: each statement is its own transaction.
@@ -277,6 +284,12 @@ class Database:
 def _close_at_once(_dbapi: Any, record: Any) -> None:
     # The pool that it goes back to is no more in use: nobody else would ever close it.
     record.invalidate()
+
+
+def _close_if_not_idle(dbapi: Any, record: Any) -> None:
+    # An asynchronous exception (a soft time limit) tore a statement: psycopg would refuse the next one on it for ever.
+    if dbapi is not None and dbapi.info.transaction_status != _IDLE:
+        record.invalidate()
 
 
 def _prepare_sqlite(engine: Engine) -> None:

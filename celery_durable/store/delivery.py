@@ -28,16 +28,14 @@ from sqlalchemy import (
 
 from celery_durable.store.admission import Admitted
 from celery_durable.store.clock import now_ms
-from celery_durable.store.schema import ADMITTED, SCHEDULED, SENT, UNSENT, Tables
-from celery_durable.store.sending import Resends
+from celery_durable.store.schema import ADMITTED, SCHEDULED, Tables
+from celery_durable.store.sending import Resends, sent, unsent
 from celery_durable.store.sql import Dialect, among, database_now, execute_many, in_states
-
-_NEVER_MS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLoad:
-    """One Celery queue. Times are seconds until a row is due: negative, one is overdue; inf, there is none."""
+    """One Celery queue. ``…_s``: seconds until a row is due; negative, one is overdue; inf, there is none."""
 
     queue: str
     new_due_s: float
@@ -97,24 +95,24 @@ class Deliveries:
         """How many operations were sent to the queue and have not started, counted up to ``count_max``."""
         return int(connection.execute(self._sent, {"queue_name": queue, "count_max": count_max}).scalar_one())
 
-    def give_back(self, connection: Connection, queue: str, limit: int, until_ms: float) -> list[GivenBack]:
+    def give_back(self, connection: Connection, queue: str, limit: int, until_ms: int) -> list[GivenBack]:
         """Takes the permit from operations of the queue whose round of sends is over: they are ``scheduled`` again.
 
         :param until_ms: of those that are due until then (Unix ms).
         """
-        rows = connection.execute(self._give_back, _of_queue(queue, limit, until_ms))
+        rows = connection.execute(self._give_back, {"queue_name": queue, "limit": limit, "until": until_ms})
         return [GivenBack(row.id, row.task, row.queue, row.account, row.sends - 1, int(row.wait_ms)) for row in rows]
 
     def claim_new(self, connection: Connection, queue: str, limit: int) -> list[Admitted]:
         """Takes due operations of the queue that were never sent, and says when to send them again."""
-        return _taken(connection.execute(self._claim_new, _of_queue(queue, limit)))
+        return _taken(connection.execute(self._claim_new, {"queue_name": queue, "limit": limit}))
 
-    def claim_again(self, connection: Connection, queue: str, limit: int, until_ms: float) -> list[Admitted]:
+    def claim_again(self, connection: Connection, queue: str, limit: int, until_ms: int) -> list[Admitted]:
         """Takes operations of the queue that were sent, did not start and are due again. First :meth:`give_back`.
 
         :param until_ms: those that are due until then (Unix ms).
         """
-        return _taken(connection.execute(self._claim_again, _of_queue(queue, limit, until_ms)))
+        return _taken(connection.execute(self._claim_again, {"queue_name": queue, "limit": limit, "until": until_ms}))
 
     def put_back(self, connection: Connection, unsent: Sequence[Admitted]) -> None:
         """Makes operations that were not sent after all due at once, as if they had not been taken.
@@ -150,10 +148,6 @@ class Deliveries:
         ]
 
 
-def _of_queue(queue: str, limit: int, until_ms: float = float("inf")) -> dict[str, Any]:
-    return {"queue_name": queue, "limit": limit, "until": min(until_ms, _NEVER_MS)}
-
-
 def _seconds(left_ms: int | None) -> float:
     return float("inf") if left_ms is None else left_ms / 1000
 
@@ -161,12 +155,6 @@ def _seconds(left_ms: int | None) -> float:
 def _taken(rows: Any) -> list[Admitted]:
     taken = [Admitted(row.order_no, row.id, row.generation, row.attempt, row.queue) for row in rows]
     return sorted(taken, key=lambda one: one.order_no)
-
-
-def _of_kind(table: Any, kind: str) -> list[ColumnElement[bool]]:
-    """Admitted, and unsent or sent, in words that match its partial index: a bound value would not."""
-    operator = kind.removeprefix("sends ").removesuffix(" 0")
-    return [in_states(table, (ADMITTED,)), table.c.sends.op(operator, is_comparison=True)(literal_column("0"))]
 
 
 def _first(column: ColumnElement[Any], *conditions: ColumnElement[bool]) -> ScalarSelect[Any]:
@@ -180,10 +168,9 @@ def _queues(tables: Tables, dialect: Dialect) -> Select[Any]:
 
     def first_queue(*conditions: Callable[[Any], ColumnElement[bool]]) -> ColumnElement[str]:
         firsts = []
-        for number, kind in enumerate((UNSENT, SENT)):
-            table = operations.alias(f"of_kind_{number}")
-            wanted = [*_of_kind(table, kind), *(condition(table) for condition in conditions)]
-            firsts.append(_first(table.c.queue, *wanted))
+        for kind in (unsent, sent):
+            table = operations.alias(f"{kind.__name__}_one")
+            firsts.append(_first(table.c.queue, kind(table), *(condition(table) for condition in conditions)))
         # SQLite's is NULL if one of them is.
         return func.least(*firsts) if dialect == "postgresql" else func.coalesce(func.min(*firsts), *firsts)
 
@@ -191,14 +178,14 @@ def _queues(tables: Tables, dialect: Dialect) -> Select[Any]:
     following = first_queue(lambda table: table.c.queue > walk.c.queue)
     walk = walk.union_all(select(following).where(walk.c.queue.is_not(None)))
 
-    def first_due(kind: str) -> ScalarSelect[Any]:
-        table = operations.alias("unsent" if kind == UNSENT else "sent")
-        return _first(table.c.due_at, table.c.queue == walk.c.queue, *_of_kind(table, kind))
+    def first_due(kind: Callable[[Any], ColumnElement[bool]]) -> ScalarSelect[Any]:
+        table = operations.alias(f"{kind.__name__}_due")
+        return _first(table.c.due_at, table.c.queue == walk.c.queue, kind(table))
 
     return select(
         walk.c.queue,
-        (first_due(UNSENT) - database_now()).label("new_ms"),
-        first_due(SENT).label("front"),
+        (first_due(unsent) - database_now()).label("new_ms"),
+        first_due(sent).label("front"),
         database_now().label("now"),
     ).where(walk.c.queue.is_not(None))
 
@@ -207,7 +194,7 @@ def _sent(tables: Tables) -> Select[Any]:
     operations = tables.operations
     under_way = (
         select(literal(1).label("one"))
-        .where(operations.c.queue == bindparam("queue_name"), *_of_kind(operations, SENT))
+        .where(operations.c.queue == bindparam("queue_name"), sent(operations))
         # The order costs nothing in the index, and keeps the planner from a scan that would first pass all that ended.
         .order_by(operations.c.due_at)
         .limit(bindparam("count_max"))
@@ -223,7 +210,6 @@ def _due(tables: Tables, *conditions: Any) -> Any:
         .where(
             operations.c.queue == bindparam("queue_name"),
             operations.c.due_at <= database_now(),
-            operations.c.due_at <= bindparam("until", type_=BigInteger),
             *conditions,
         )
         .order_by(operations.c.due_at)
@@ -233,11 +219,18 @@ def _due(tables: Tables, *conditions: Any) -> Any:
     )
 
 
+def _until(tables: Tables) -> ColumnElement[bool]:
+    return tables.operations.c.due_at <= bindparam("until", type_=BigInteger)
+
+
 def _claim(tables: Tables, resends: Resends, *, new: bool) -> Any:
     operations = tables.operations
     sends = operations.c.sends
-    unsent, sent = _of_kind(operations, UNSENT), _of_kind(operations, SENT)
-    due = _due(tables, *unsent) if new else _due(tables, *sent, ~resends.round_over(sends))
+    due = (
+        _due(tables, unsent(operations))
+        if new
+        else _due(tables, sent(operations), _until(tables), ~resends.round_over(sends))
+    )
     return (
         update(operations)
         .where(operations.c.order_no.in_(select(due.c.order_no)))
@@ -254,7 +247,7 @@ def _claim(tables: Tables, resends: Resends, *, new: bool) -> Any:
 
 def _give_back(tables: Tables, resends: Resends) -> Any:
     operations = tables.operations
-    due = _due(tables, *_of_kind(operations, SENT), resends.round_over(operations.c.sends))
+    due = _due(tables, sent(operations), _until(tables), resends.round_over(operations.c.sends))
     wait_ms = resends.give_back_ms(operations.c.sends)
     return (
         update(operations)

@@ -363,12 +363,11 @@ def _wake_row(new: NewOperation) -> dict[str, Any]:
 
 
 def _all_rows(new: NewOperation) -> dict[str, Any]:
-    row = _operation_row(new)
-    for name in _PAYLOAD_COLUMNS:
-        row[f"p_{name}"] = getattr(new, name)
-    for name, value in _wake_row(new).items():
-        row[f"w_{name}"] = value
-    return row
+    return {
+        **_operation_row(new),
+        **{f"p_{name}": value for name, value in _payload_row(new).items()},
+        **{f"w_{name}": value for name, value in _wake_row(new).items()},
+    }
 
 
 def _require_same(new: NewOperation, digest: str) -> None:

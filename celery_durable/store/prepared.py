@@ -9,12 +9,14 @@ from typing import Any
 from sqlalchemy import JSON, Connection, CursorResult, Executable
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
+PSYCOPG: Any = psycopg_dialect()  # type: ignore[no-untyped-call]
+
 
 class Prepared:
     """A statement for PostgreSQL whose parameters are named, none of them a list."""
 
     def __init__(self, statement: Executable) -> None:
-        compiled: Any = statement.compile(dialect=psycopg_dialect())  # type: ignore[attr-defined, no-untyped-call]
+        compiled: Any = statement.compile(dialect=PSYCOPG)  # type: ignore[attr-defined]
         self._sql: str = compiled.string
         self._json = [name for name, bind in compiled.binds.items() if isinstance(bind.type, JSON)]
 

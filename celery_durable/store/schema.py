@@ -39,8 +39,6 @@ PERMIT_STATES = (ADMITTED, RUNNING, RETRYING)
 """An operation with an account holds a permit exactly while it is in one of these."""
 ENDED_STATES = (SUCCEEDED, FAILED, CANCELLED)
 STATES = (*WAITING_STATES, *PERMIT_STATES, *ENDED_STATES)
-UNSENT, SENT = "sends = 0", "sends > 0"
-"""Of an admitted operation: never sent to Celery, or sent and not started yet."""
 LOST, RETRIED = "lost", "retried"
 """Outcomes of an attempt after which its operation may run again; the others are ended states."""
 
@@ -141,8 +139,8 @@ def build_tables(prefix: str = DEFAULT_PREFIX, schema: str | None = None) -> Tab
             where=f"account IS NOT NULL AND state IN {_in(PERMIT_STATES)}",
         ),
         index("operations_due", "due_at", where=f"state IN {_in((SCHEDULED, RETRYING))}"),
-        index("operations_unsent", "queue", "due_at", where=f"state = '{ADMITTED}' AND {UNSENT}"),
-        index("operations_sent", "queue", "due_at", where=f"state = '{ADMITTED}' AND {SENT}"),
+        index("operations_unsent", "queue", "due_at", where=f"state = '{ADMITTED}' AND sends = 0"),
+        index("operations_sent", "queue", "due_at", where=f"state = '{ADMITTED}' AND sends > 0"),
         index("operations_alive", "alive_until", where=f"state = '{RUNNING}'"),
         index(
             "operations_expires",

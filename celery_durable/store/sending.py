@@ -10,12 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, literal
+from sqlalchemy import ColumnElement, and_, case, literal, literal_column
 
 from celery_durable.settings import Settings
+from celery_durable.store.schema import ADMITTED
+from celery_durable.store.sql import in_states
 
 GIVE_BACK_MAX_MS = 3_600_000
 """Longest wait of an operation that nobody starts, between two rounds."""
+
+
+def unsent(operations: Any) -> ColumnElement[bool]:
+    """SQL: admitted, and never sent. In words that match its partial index: a bound value would not."""
+    return and_(in_states(operations, (ADMITTED,)), operations.c.sends == literal_column("0"))
+
+
+def sent(operations: Any) -> ColumnElement[bool]:
+    """SQL: admitted, sent, and not started. In such words too."""
+    return and_(in_states(operations, (ADMITTED,)), operations.c.sends > literal_column("0"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, exists, or_, select, text
+from sqlalchemy import Connection, Select, exists, or_, select
 
-from celery_durable.store.schema import ADMITTED, RETRYING, RUNNING, SCHEDULED, UNSENT, WAITING_STATES, Tables
+from celery_durable.store.schema import ADMITTED, RETRYING, RUNNING, SCHEDULED, WAITING_STATES, Tables
+from celery_durable.store.sending import unsent
 from celery_durable.store.sql import database_now, in_states
 
 
@@ -39,8 +40,8 @@ class Watch:
 def _look(tables: Tables) -> Select[Any]:
     wakes, accounts, operations, outbox = tables.wakes, tables.accounts, tables.operations, tables.outbox
 
-    def due(column: Any, *states: str, more: Any = None) -> Any:
-        conditions = [column.is_not(None), column <= database_now(), *([] if more is None else [more])]
+    def due(column: Any, *states: str) -> Any:
+        conditions = [column.is_not(None), column <= database_now()]
         if states:
             conditions.append(in_states(operations, states))
         return exists().where(*conditions)
@@ -48,7 +49,7 @@ def _look(tables: Tables) -> Select[Any]:
     return select(
         or_(exists(wakes.c.no), due(accounts.c.due_at)).label("passes"),
         # What was sent is due again seconds later: the delivery that looks then knows when.
-        due(operations.c.due_at, ADMITTED, more=text(UNSENT)).label("delivery"),
+        exists().where(unsent(operations), operations.c.due_at <= database_now()).label("delivery"),
         or_(
             due(operations.c.due_at, SCHEDULED, RETRYING),
             due(operations.c.alive_until, RUNNING),

@@ -48,7 +48,7 @@ def context_of(app: Any) -> WorkerContext:
 
 def _make(app: Any) -> WorkerContext:
     runtime = runtime_of(app)
-    attempts = Attempts(runtime.database, runtime.tables)
+    attempts = Attempts(runtime.database, runtime.tables, runtime.bell)
     losses = Losses(
         runtime.tables,
         losses_max=runtime.settings.max_worker_losses,

@@ -98,7 +98,7 @@ def refused(service: Service, account: str) -> list[tuple[str, int]]:
 
 def in_transaction(service: Service, act: Callable[[], object], *, commit: bool) -> None:
     """Does it in a transaction of the caller's own."""
-    with runtime_of(service.app).database.reading() as connection, Session(connection.engine) as session:
+    with Session(runtime_of(service.app).database.engine) as session:
         with celery_durable.using(session):
             act()
         if commit:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from typing import Any
 
+import psycopg
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
@@ -60,11 +62,11 @@ def test_a_callers_transaction_never_rings(shop: Service, listener: Listener) ->
 
 def test_a_permit_that_is_free_rings(shop: Service, listener: Listener) -> None:
     """A settle with an account has a pass to follow; one without has none."""
-    attempts = Attempts(shop.runtime.database, shop.tables)
+    attempts = Attempts(shop.runtime.database, shop.tables, shop.runtime.bell)
     for account, rings in (("acme", True), (None, False)):
         task = shop.charge if account else shop.plain
-        shop.runtime.bell._silent_until_s = float("inf")
-        operation_id = task.delay(*([account] if account else [])).id
+        with shop.runtime.database.transaction() as connection, using(connection):
+            operation_id = task.delay(*([account] if account else [])).id
         with shop.runtime.database.transaction() as connection:
             operations = shop.tables.operations
             connection.execute(operations.update().where(operations.c.id == operation_id).values(state="admitted"))
@@ -78,27 +80,46 @@ def test_a_permit_that_is_free_rings(shop: Service, listener: Listener) -> None:
 def test_it_rings_seldom(shop: Service, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was rung looks by itself for longer than the bell keeps silent."""
     monkeypatch.setattr(bell, "RING_EVERY_S", 1e9)
-    one = Bell(shop.tables, "postgresql")
-    with shop.runtime.database.reading() as connection:
-        one.ring(connection.connection.driver_connection)
-        assert listener.wait()
-        one.ring(connection.connection.driver_connection)
+    one = Bell(shop.runtime.database, shop.tables)
+    one.ring()
+    assert listener.wait()
+    one.ring()
     assert not listener.wait()
 
 
-def test_a_connection_that_is_lost_is_no_error(shop: Service) -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_a_connection_that_is_lost_is_no_error(shop: Service, held: bool) -> None:
     database = Database(shop.runtime.settings.database_url.get_secret_value())
-    connection = database.held()
-    pid = connection.scalar(text("SELECT pg_backend_pid()"))
+    with database.reading() as connection:
+        pids = [connection.scalar(text("SELECT pg_backend_pid()"))]
+    pids.append(database.held().scalar(text("SELECT pg_backend_pid()")))
     with shop.runtime.database.transaction() as other:
-        other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
-    Bell(shop.tables, "postgresql").ring(connection.connection.driver_connection)
+        for pid in pids:
+            other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+    Bell(database, shop.tables).ring(held=held)
+    with database.autocommit() if held else database.reading() as connection:
+        assert connection.scalar(text("SELECT 1")) == 1
     database.dispose()
 
 
+def test_a_stop_that_comes_while_it_rings_is_not_lost(shop: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soft time limit is raised wherever the body is: here it is in the ring of a task that it enqueues."""
+
+    def torn(*_: object, **__: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Cursor, "execute", torn)
+        with pytest.raises(SoftTimeLimitExceeded):
+            shop.runtime.bell.ring()
+        with pytest.raises(SoftTimeLimitExceeded):
+            shop.plain.delay()
+
+
 def test_a_listener_connects_anew(shop: Service, listener: Listener) -> None:
+    pid = listener._database.held().scalar(text("SELECT pg_backend_pid()"))
     with shop.runtime.database.transaction() as other:
-        other.execute(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
+        other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
     with pytest.raises(Exception, match=r"terminat|clos"):
         listener.wait()
     assert listener.wait(), "it may have missed something"
@@ -107,16 +128,26 @@ def test_a_listener_connects_anew(shop: Service, listener: Listener) -> None:
 
 
 def test_each_client_of_a_database_hears_its_own(shop: Service, listener: Listener) -> None:
-    other = Runtime(shop.runtime.settings, shop.runtime.database, build_tables("other_"))
-    with shop.runtime.database.reading() as connection:
-        other.bell.ring(connection.connection.driver_connection)
+    Runtime(shop.runtime.settings, shop.runtime.database, build_tables("other_")).bell.ring()
     assert not listener.wait()
 
 
-def test_it_is_its_own_transaction_and_waits_for_no_disk(shop: Service) -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_it_is_its_own_transaction_and_waits_for_no_disk(
+    shop: Service, held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lock is held for as long as the commit takes."""
-    with shop.runtime.database.reading() as connection:
-        before = connection.scalar(text("SELECT current_setting('synchronous_commit')"))
-        shop.runtime.bell.ring(connection.connection.driver_connection)
-        assert connection.scalar(text("SELECT current_setting('synchronous_commit')")) == before == "on"
-    assert shop.runtime.bell._silent_until_s <= time.monotonic()
+    seen: list[tuple[str, bool]] = []
+    execute = psycopg.Cursor.execute
+
+    def noted(cursor: Any, query: Any, *args: Any, **options: Any) -> Any:
+        seen.append((str(query), cursor.connection.autocommit))
+        return execute(cursor, query, *args, **options)
+
+    shop.plain.delay()
+    monkeypatch.setattr(psycopg.Cursor, "execute", noted)
+    shop.runtime.bell.ring(held=held)
+    [(statement, is_autocommit)] = seen
+    assert is_autocommit
+    assert "set_config('synchronous_commit', 'off', true), pg_notify" in statement
+    shop.runtime.database.drop_held()

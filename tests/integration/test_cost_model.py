@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +126,7 @@ class World:
         self.gated = self.app.task(base=DurableTask, name="g", shared=False, account="acme")(body)
         self.passes = self.service.passes()
         self.delivery = self.service.delivery(self.app)
-        self.attempts = Attempts(self.service.database, self.service.tables)
-        self.attempts._bell._silent_until_s = float("inf")
+        self.attempts = Attempts(self.service.database, self.service.tables, self.service.runtime.bell)
         self.costs = Costs(self.service, monkeypatch)
 
     def deliver(self) -> None:
@@ -138,11 +137,13 @@ class World:
         self.service.handed.clear()
         assert self.delivery.step() is None
 
-    def work(self, *ids: str, has_account: bool) -> None:
+    def work(self, *ids: str) -> None:
         """A worker starts the operations, and they succeed."""
         for one in ids:
-            attempt = Attempt(one, 1, 1, f"token-{one}", has_account=has_account)
-            assert self.attempts.start(attempt, worker="w", timeout_ms=60_000)
+            attempt = Attempt(one, 1, 1, f"token-{one}")
+            started = self.attempts.start(attempt, worker="w", timeout_ms=60_000)
+            assert started
+            attempt = replace(attempt, has_account=started.has_account)
             assert self.attempts.succeed(attempt, Ending("application/json", "utf-8", b"1")) == "succeeded"
 
 
@@ -152,7 +153,7 @@ def world(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worl
     for _ in range(2):  # what is asked once in a process is asked now
         one = world.task.delay(0)
         world.deliver()
-        world.work(one.id, has_account=False)
+        world.work(one.id)
     yield world
     world.service.database.drop_held()
     world.service.close()
@@ -179,11 +180,11 @@ def test_without_an_account(world: World) -> None:
     one = []
     check("enqueue", spent(world, lambda: one.append(world.task.delay(1).id)))
     check("deliver one that is due", spent(world, world.deliver))
-    check("start and settle", spent(world, lambda: world.work(*one, has_account=False)))
+    check("start and settle", spent(world, lambda: world.work(*one)))
     world.task.enqueue_many([(number,) for number in range(MANY)])
     ids = world.service.ids("admitted")
     check(f"deliver {MANY} that are due", spent(world, world.deliver))
-    check(f"start and settle {MANY}", spent(world, lambda: world.work(*ids, has_account=False)))
+    check(f"start and settle {MANY}", spent(world, lambda: world.work(*ids)))
 
 
 def test_with_a_warm_lease(world: World) -> None:
@@ -199,7 +200,7 @@ def test_with_a_warm_lease(world: World) -> None:
     check("enqueue, with an account", spent(world, lambda: one.append(world.gated.delay(1).id)))
     check("the pass that admits it, of a warm lease", spent(world, world.passes.step))
     check("deliver one that was handed over", spent(world, world.deliver))
-    check("start and settle, with an account", spent(world, lambda: world.work(*one, has_account=True)))
+    check("start and settle, with an account", spent(world, lambda: world.work(*one)))
     check("the pass after it", spent(world, world.passes.step))
 
 
@@ -212,7 +213,7 @@ def test_under_contention(world: World) -> None:
     service.lease(1, turn_ms=1)
     [running] = service.ids("admitted")
     world.deliver()
-    world.work(running, has_account=True)
+    world.work(running)
     time.sleep(0.005)  # its turn is over
     check("the pass that gives a permit back", spent(world, world.passes.step))
     service.sent()

@@ -148,3 +148,29 @@ def test_a_batch_beyond_the_limit_of_parameters(postgresql_server: str) -> None:
         again = shop.charge.enqueue_many(calls[:1_000], batch_rows=10_000)
         assert (again.count, len(again.duplicates)) == (0, 1_000)
         assert shop.count(shop.tables.wakes) == 9
+
+
+def test_equal_values_that_are_other_documents_stay_apart(shop: Service) -> None:
+    """``True == 1`` in Python, and not in JSON: columns with one value for all rows are written once."""
+    values: list[Any] = [True, 1, 1.0]
+    calls = [shop.plain.s().set(task_id=f"n{number}", headers={"n": value}) for number, value in enumerate(values)]
+    shop.plain.enqueue_many(calls)
+    rows = shop.rows(shop.tables.payloads, "id", "headers")
+    found = {row.id: row.headers["n"] for row in rows}
+    assert [(type(found[f"n{number}"]), found[f"n{number}"]) for number in range(3)] == [
+        (type(value), value) for value in values
+    ]
+
+
+def test_what_some_calls_have_and_others_lack(shop: Service) -> None:
+    options: list[dict[str, Any]] = [{}, {"countdown": 60}, {"priority": 3}, {"expires": 60}, {"account": "acme"}, {}]
+    shop.plain.enqueue_many(shop.plain.s().set(task_id=f"m{number}", **one) for number, one in enumerate(options))
+    rows = {row.id: row for row in shop.rows(shop.tables.operations)}
+    assert [rows[f"m{number}"].state for number in range(6)] == [
+        *("admitted", "scheduled", "admitted", "admitted", "queued", "admitted")
+    ]
+    assert [rows[f"m{number}"].priority for number in range(6)] == [0, 0, 3, 0, 0, 0]
+    assert [rows[f"m{number}"].account for number in range(6)] == [None, None, None, None, "acme", None]
+    assert [rows[f"m{number}"].expires_at is None for number in range(6)] == [True, True, True, False, True, True]
+    orders = [rows[f"m{number}"].order_no for number in range(6)]
+    assert orders == sorted(orders)

@@ -43,7 +43,6 @@ HANDS_ON = {
 AUTOCOMMIT = {
     "dispatcher/delivery.py Delivery.step": "what is due, by queue",
     "dispatcher/delivery.py Delivery._send": "the messages of what was claimed",
-    "enqueue.py enqueue_many": "rings, after the commit",
     "dispatcher/main.py Dispatcher._look": "the watch's one statement",
     "dispatcher/passes.py Passes.step": "which accounts need a pass",
     "dispatcher/recovery.py Recovery.step": "when the next is due",
@@ -60,7 +59,7 @@ AUTOCOMMIT = {
     "results.py DurableBackend._committed_state": "the state of an operation",
     "store/attempts.py Attempts._one": "a read, or a statement between its caller's crash points",
     "store/attempts.py Attempts._in_steps": "a transaction with its crash points",
-    "store/attempts.py Attempts._settle": "rings, after the commit and its crash point",
+    "store/bell.py Bell.ring": "rings, after a commit",
     "store/bell.py Listener.wait": "listens",
     "store/database.py Database.one_write": "between its crash points",
     "store/migrate.py check": "the revision",

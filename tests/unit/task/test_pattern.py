@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from celery import Celery, Task, signals
 from celery._state import _task_stack
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kombu import Exchange, Queue
 
@@ -85,6 +85,7 @@ def whole_way(task: Any, args: Any, kwargs: Any, task_id: str, **options: Any) -
     return asdict(capture(task, args, kwargs, send=Task.apply_async.__get__(task), task_id=task_id, **options))
 
 
+@settings(deadline=None)
 @given(calls=st.lists(st.tuples(st.lists(VALUES, max_size=9), st.dictionaries(st.text(max_size=5), VALUES), OPTIONS)))
 def test_it_is_the_message_that_celery_builds(calls: list[tuple[list[Any], dict[str, Any], dict[str, Any]]]) -> None:
     app = Celery("billing", broker="memory://", set_as_current=False)
@@ -197,7 +198,14 @@ def test_what_is_wrong_is_refused_as_ever(task: DurableTask[..., Any], app: Cele
     with pytest.raises(TypeError):
         one._capture((), {}, "b", {})
     taken(task, priority=1)
-    for options in ({"priority": True}, {"countdown": -1}, {"countdown": "x"}, {"no_such": 1}):
+    for options in (
+        {"priority": True},
+        {"countdown": -1},
+        {"countdown": "x"},
+        {"countdown": False},
+        {"countdown": ""},
+        {"no_such": 1},
+    ):
         with pytest.raises(EnqueueError):
             taken(task, **options)
     for wrong in ("", "a\0b", 5):
@@ -213,3 +221,31 @@ def test_no_more_are_kept_than_are_of_use(task: DurableTask[..., Any], counted: 
     for number in range(300):
         taken(task, queue=f"q{number}")
     assert len(patterns._known) <= 100
+
+
+def test_a_task_that_is_a_class_is_filled_in_too(app: Celery, counted: Counted) -> None:
+    """Celery checks the arguments of functions only."""
+
+    class Charge(DurableTask[..., Any]):
+        name = "charge"
+
+        def run(self, number: int) -> int:
+            return number
+
+    charge: Any = app.register_task(Charge())
+    for number in range(3):
+        captured = charge._capture((number,), {}, f"id-{number}", {})
+        assert asdict(captured) == whole_way(charge, (number,), {}, f"id-{number}")
+    assert counted.built == 1
+
+
+def test_a_kind_that_is_known_is_learnt_anew_though_there_are_many(
+    task: DurableTask[..., Any], counted: Counted
+) -> None:
+    for number in range(100):
+        taken(task, queue=f"q{number}")
+    with patch.object(os, "getpid", return_value=7):
+        taken(task, queue="q5")
+        built = counted.built
+        taken(task, queue="q5")
+    assert counted.built == built
