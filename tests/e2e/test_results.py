@@ -49,7 +49,7 @@ def test_a_known_id_changes_nothing(service: Service) -> None:
 
 def test_a_result_before_its_commit(service: Service) -> None:
     """Case D2: an AsyncResult with the final ID at once, before the commit too; ``get`` and ``state`` work."""
-    with runtime_of(service.app).database.reading() as connection, Session(connection.engine) as session:
+    with Session(runtime_of(service.app).database.engine) as session:
         with celery_durable.using(session):
             result = service.task("add").delay(2, 3)
             assert isinstance(result, AsyncResult)
@@ -80,7 +80,7 @@ def test_a_revoked_result(service: Service) -> None:
     with pytest.raises(TaskRevokedError):
         waiting.get(timeout=60)
     assert waiting.state == "REVOKED"
-    with runtime_of(service.app).database.reading() as connection, Session(connection.engine) as session:
+    with Session(runtime_of(service.app).database.engine) as session:
         with celery_durable.using(session):
             never = service.task("work").delay(account)
             never.revoke()
