@@ -291,7 +291,7 @@ MUTATIONS: dict[str, Mutation] = {
     "admit one more than was given": Mutation(_admit_one_more_than_was_given, ("level",), seed=1),
     "ignore ceilings": Mutation(_ignore_ceilings, ("ceiling",), seed=14, profile=True),
     "count only the newest reply": Mutation(_count_only_the_newest_reply, ("covers", "bound"), seed=11),
-    "ignore keeps": Mutation(_ignore_keeps, ("covers", "bound"), seed=76),
+    "ignore keeps": Mutation(_ignore_keeps, ("covers", "bound"), seed=63, profile=True),
     "skip the wait for the new epoch": Mutation(
         _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=142, profile=True
     ),
