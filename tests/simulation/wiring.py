@@ -230,6 +230,9 @@ def simulated() -> Iterator[None]:
         # Idle looks cost the simulator time and find nothing: hints and due times lead it.
         put(main, "LOOK_EVERY_S", 60.0)
         put(main, "AWAKE_S", 0.0)
+        # Pauses that let work gather are for what it costs: here each is one event more.
+        put(main, "BREATH_S", 0.0)
+        put(delivery, "BREATH_S", 0.0)
         put(main, "UNHINTED_PAUSE_MAX_S", 10.0)
         put(replies, "READ_S", 5.0)
         put(relay, "REPORT_WAIT_S", 0.5)
