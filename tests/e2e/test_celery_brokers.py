@@ -21,7 +21,9 @@ pytestmark = pytest.mark.processes
 
 PATIENCE_S = 1
 """How long a broker waits for an acknowledgement: less than any task here takes."""
-REQUEUE_AFTER_S = 3.0
+REQUEUE_AFTER_S = 6.0
+SETTLE_MS = 200
+"""Longer than one statement takes on a busy machine."""
 _FORGETFUL_RABBITMQ = (
     f"application:set_env(rabbit, consumer_timeout, {PATIENCE_S * 1000}), "
     "application:set_env(rabbit, channel_tick_interval, 300)."
@@ -104,7 +106,8 @@ def test_a_retry_later_than_any_timeout_runs_once_and_on_time(rig: Rig) -> None:
     for operation_id, (countdown_s, _) in delays.items():
         row = rig.ended(operation_id)
         (first,) = rig.attempts(operation_id)
-        assert row.started_at - first.ended_at >= countdown_s * 1_000
+        # Within the statement that settles the database's clock goes on, and what is due is computed first.
+        assert row.started_at - first.ended_at >= countdown_s * 1_000 - SETTLE_MS
         assert (row.state, row.attempt, row.worker_losses) == ("succeeded", 2, 0)
         assert (rig.runs(operation_id), rig.history(operation_id)) == (2, ["retried"])
         assert rig.result(operation_id).get(timeout=1) == 1
