@@ -121,7 +121,7 @@ def _inserted_at_once(runtime: Runtime, new: NewOperation) -> bool:
     database = runtime.database
     try:
         with transactions.database_errors(runtime), database.driver_write("enqueue.one") as driver_connection:
-            return statements_for(runtime.tables, "postgresql").insert_raw(driver_connection, new)
+            return statements_for(runtime.tables, "postgresql", psycopg=True).insert_raw(driver_connection, new)
     except database.driver_error:  # what is wrong is found again on the long way, and told as SQLAlchemy does
         return False
 

@@ -6,7 +6,7 @@ two holders that both believe they own a partition, only one commits. All times 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -31,11 +31,13 @@ from sqlalchemy import (
 )
 
 from celery_durable.permits.messages import LimitMirror, read_limit_mirror
+from celery_durable.store.arrays import from_rows, parameters
 from celery_durable.store.clock import now_ms
 from celery_durable.store.counters import counter_table
 from celery_durable.store.offsets import offsets_table
 from celery_durable.store.outbox import outbox_table
-from celery_durable.store.sql import Dialect, dialect_insert, dialect_of, insert_new, parts
+from celery_durable.store.prepared import PSYCOPG
+from celery_durable.store.sql import Dialect, dialect_insert, dialect_of, insert_new, is_psycopg, parts
 from holder_service.semaphore import AccountState
 
 DEFAULT_PREFIX = "holder_"
@@ -189,13 +191,35 @@ def write_rows(connection: Connection, tables: HolderTables, writes: Iterable[Wr
         if write.new is None and write.old_version is not None
     ]
     if updates:
-        _expect(connection.execute(_update(tables.accounts), updates).rowcount, len(updates))
+        _expect(_write_updates(connection, tables.accounts, updates), len(updates))
     if deletes:
         _expect(connection.execute(_delete(tables.accounts), deletes).rowcount, len(deletes))
     if inserts:
         # Returning tells how many went in: drivers count no rows of an insert that SQLAlchemy sends in pages.
         insert = _insert(tables.accounts, dialect_of(connection))
         _expect(len(connection.execute(insert, inserts).all()), len(inserts))
+
+
+def _write_updates(connection: Connection, accounts: Table, updates: Sequence[Mapping[str, Any]]) -> int:
+    if is_psycopg(connection):
+        return connection.exec_driver_sql(_update_many(accounts), parameters(_UPDATED, updates)).rowcount
+    return connection.execute(_update(accounts), updates).rowcount
+
+
+_UPDATED = {
+    "key": "text",
+    **dict.fromkeys(("old_version", "partition", "epoch", "version", "due_at"), "bigint"),
+    "state": "text",
+}
+
+
+@lru_cache(maxsize=64)
+def _update_many(accounts: Table) -> str:
+    changed = ", ".join(f"{name} = new.{name}" for name in ("partition", "epoch", "version", "due_at", "state"))
+    return f"""
+        UPDATE {PSYCOPG.identifier_preparer.format_table(accounts)} AS present SET {changed}
+        FROM {from_rows(_UPDATED)} WHERE present.account = new.key AND present.version = new.old_version
+        """
 
 
 def _at_version(accounts: Table) -> ColumnElement[bool]:

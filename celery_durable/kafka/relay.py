@@ -101,7 +101,7 @@ class Relay:
         if due_ms > 0:
             return due_ms / 1000
         hold_ms = self._settings.kafka_publish_deadline_ms + _GRACE_MS
-        with self._database.transaction("relay.claim") as connection:
+        with self._database.one_write("relay.claim") as connection:
             claimed = rows.claim(connection, self._outbox, limit=room, hold_ms=hold_ms)
         for row in claimed:
             self._produce(producer, row)
@@ -172,7 +172,8 @@ class Relay:
         sent, not_sent = self._sent, self._not_sent
         if not sent and not not_sent:
             return False
-        with self._database.transaction("relay.settle") as connection:
+        alone = self._database.transaction if not_sent else self._database.one_write
+        with alone("relay.settle") as connection:
             rows.delivered(connection, self._outbox, sent)
             rows.failed(
                 connection,

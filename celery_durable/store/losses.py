@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Select, Update, bindparam, case, insert, or_, select, update
@@ -169,6 +170,7 @@ def _running(tables: Tables) -> Select[Any]:
     )
 
 
+@lru_cache(maxsize=64)
 def _overdue(tables: Tables) -> Select[Any]:
     operations = tables.operations
     return (
@@ -180,6 +182,7 @@ def _overdue(tables: Tables) -> Select[Any]:
     )
 
 
+@lru_cache(maxsize=64)
 def _own(tables: Tables) -> Select[Any]:
     operations = tables.operations
     return (
@@ -189,6 +192,7 @@ def _own(tables: Tables) -> Select[Any]:
     )
 
 
+@lru_cache(maxsize=64)
 def _end(tables: Tables) -> Update:
     operations = tables.operations
     # Not IN: an expanding parameter refuses to be executed for several rows at once.

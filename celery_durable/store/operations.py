@@ -31,7 +31,7 @@ from celery_durable.store.bulk import BulkInsert
 from celery_durable.store.clock import now_ms
 from celery_durable.store.prepared import Prepared
 from celery_durable.store.schema import ADMITTED, CANCELLED, ENDED_STATES, QUEUED, RUNNING, SCHEDULED, Tables
-from celery_durable.store.sql import Dialect, dialect_insert, dialect_of, parts
+from celery_durable.store.sql import Dialect, dialect_insert, dialect_of, is_psycopg, parts
 from celery_durable.store.untold import Untold
 
 _PAYLOAD_COLUMNS = (
@@ -121,34 +121,33 @@ class OperationView:
 
 def statements(connection: Connection, tables: Tables) -> Operations:
     """The statements for these tables and the connection's kind of database, built once."""
-    return statements_for(tables, dialect_of(connection))
+    return statements_for(tables, dialect_of(connection), is_psycopg(connection))
 
 
 @lru_cache(maxsize=64)
-def statements_for(tables: Tables, dialect: Dialect) -> Operations:
-    """The same for a kind of database."""
-    return Operations(tables, dialect)
+def statements_for(tables: Tables, dialect: Dialect, psycopg: bool) -> Operations:
+    """The same for a kind of database, and whether its driver is psycopg."""
+    return Operations(tables, dialect, psycopg)
 
 
 class Operations:
     """The statements of one client's tables. All work inside the caller's transaction."""
 
-    def __init__(self, tables: Tables, dialect: Dialect) -> None:
+    def __init__(self, tables: Tables, dialect: Dialect, psycopg: bool) -> None:
         self._tables = tables
-        self._postgresql = dialect == "postgresql"
         self._insert = _insert_operation(tables, dialect)
         self._insert_returning = self._insert.returning(tables.operations.c.id)
         self._payload = insert(tables.payloads)
         self._untold = Untold(tables)
         self._wake = insert(tables.wakes)
-        self._bulk = BulkInsert(tables) if self._postgresql else None
-        self._insert_all = Prepared(_insert_all(tables, self._insert)) if self._postgresql else None
+        self._bulk = BulkInsert(tables) if psycopg else None
+        self._insert_all = Prepared(_insert_all(tables, self._insert)) if psycopg else None
         self._cancel = _cancel(tables)
         self._read = _read(tables)
         self._state = select(tables.operations.c.state).where(tables.operations.c.id == bindparam("key"))
 
     def insert(self, connection: Connection, new: NewOperation) -> bool:
-        """Inserts the operation, its payload and its wake: one statement on PostgreSQL. True: the ID is there already.
+        """Inserts the operation, its payload and its wake: one statement by psycopg. True: the ID is there already.
 
         :raises DuplicateOperationError: the ID is there with another task or other arguments (case A1).
         """

@@ -34,9 +34,12 @@ from sqlalchemy import (
     tuple_,
     update,
 )
+from sqlalchemy.dialects import postgresql
 
-from celery_durable.store.clock import now_ms
-from celery_durable.store.sql import Dialect, database_now, dialect_insert, dialect_of, parts
+from celery_durable.store.arrays import from_rows, parameters
+from celery_durable.store.clock import NOW_MS_SQL, now_ms
+from celery_durable.store.prepared import PSYCOPG
+from celery_durable.store.sql import Dialect, database_now, dialect_insert, dialect_of, is_psycopg, parts
 
 ROWS_A_STATEMENT = 500
 """Rows that one statement names by number, at most: far below every database's limit of parameters."""
@@ -111,10 +114,27 @@ def stage(connection: Connection, outbox: Table, messages: Sequence[Staged]) -> 
             slots[message.topic, message.key, message.slot] = message
     # All writers lock the rows that they replace in one order, so that no two of them can deadlock.
     ordered = [*plain, *(slots[name] for name in sorted(slots))]
-    connection.execute(
-        _stage(outbox, dialect_of(connection)),
-        [{"topic": m.topic, "key": m.key, "slot": m.slot, "body": m.body, "headers": m.headers} for m in ordered],
-    )
+    rows = [{"topic": m.topic, "key": m.key, "slot": m.slot, "body": m.body, "headers": m.headers} for m in ordered]
+    if is_psycopg(connection):
+        for some in parts(rows, ROWS_A_STATEMENT):
+            connection.exec_driver_sql(_stage_many(outbox), parameters(_STAGED, some))
+    else:
+        connection.execute(_stage(outbox, dialect_of(connection)), rows)
+
+
+_STAGED = {"topic": "text", "key": "text", "slot": "text", "body": "bytea", "headers": "json"}
+
+
+@lru_cache(maxsize=64)
+def _stage_many(outbox: Table) -> str:
+    now = NOW_MS_SQL["postgresql"]
+    table = PSYCOPG.identifier_preparer.format_table(outbox)
+    return f"""
+        INSERT INTO {table} AS present (topic, key, slot, body, headers, due_at, staged_at)
+        SELECT topic, key, slot, body, headers, {now}, {now} FROM {from_rows(_STAGED)}
+        ON CONFLICT (topic, key, slot) DO UPDATE SET body = excluded.body, headers = excluded.headers,
+            version = present.version + 1, failures = 0, due_at = {now}
+        """
 
 
 @lru_cache(maxsize=64)
@@ -173,7 +193,7 @@ def delivered(connection: Connection, outbox: Table, sent: Sequence[Outgoing]) -
     """
     deleted = 0
     for some in parts(sent, ROWS_A_STATEMENT):
-        deleted += connection.execute(_delivered(outbox), {"sent": _versions(some)}).rowcount
+        deleted += connection.execute(_delivered(outbox, dialect_of(connection)), _versions(connection, some)).rowcount
     return deleted
 
 
@@ -187,7 +207,8 @@ def failed(
     for failures, rows in groupby(sorted(sent, key=lambda row: row.failures), key=lambda row: row.failures):
         delay_ms = min(retry_max_ms, retry_min_ms << min(failures, 30))
         for some in parts(list(rows), ROWS_A_STATEMENT):
-            connection.execute(_failed(outbox), {"sent": _versions(some), "failed": failures + 1, "delay_ms": delay_ms})
+            values = {**_versions(connection, some), "failed": failures + 1, "delay_ms": delay_ms}
+            connection.execute(_failed(outbox, dialect_of(connection)), values)
 
 
 def due_in_ms(connection: Connection, outbox: Table) -> int | None:
@@ -212,27 +233,31 @@ def depth(connection: Connection, outbox: Table) -> tuple[int, int]:
 _OUTGOING = ("no", "version", "topic", "key", "body", "headers", "failures")
 
 
-def _versions(sent: Sequence[Outgoing]) -> list[tuple[int, int]]:
-    return [(row.no, row.version) for row in sent]
+def _versions(connection: Connection, sent: Sequence[Outgoing]) -> dict[str, Any]:
+    if dialect_of(connection) == "postgresql":
+        return {"nos": [row.no for row in sent], "versions": [row.version for row in sent]}
+    return {"sent": [(row.no, row.version) for row in sent]}
 
 
 @lru_cache(maxsize=64)
-def _delivered(outbox: Table) -> Any:
-    return delete(outbox).where(_as_sent(outbox))
+def _delivered(outbox: Table, dialect: Dialect) -> Any:
+    return delete(outbox).where(_as_sent(outbox, dialect))
 
 
 @lru_cache(maxsize=64)
-def _failed(outbox: Table) -> Any:
+def _failed(outbox: Table, dialect: Dialect) -> Any:
     due_at = now_ms() + bindparam("delay_ms", type_=BigInteger)
-    return update(outbox).where(_as_sent(outbox)).values(failures=bindparam("failed"), due_at=due_at)
+    return update(outbox).where(_as_sent(outbox, dialect)).values(failures=bindparam("failed"), due_at=due_at)
 
 
-def _as_sent(outbox: Table) -> ColumnElement[bool]:
+def _as_sent(outbox: Table, dialect: Dialect) -> ColumnElement[bool]:
     """The rows that still have the version that was sent. Skips locked rows, so that no relay waits for a pass."""
-    rows = (
-        select(outbox.c.no)
-        .where(tuple_(outbox.c.no, outbox.c.version).in_(bindparam("sent", expanding=True)))
-        .order_by(outbox.c.no)
-        .with_for_update(skip_locked=True)
-    )
-    return outbox.c.no.in_(rows)
+    rows = select(outbox.c.no).order_by(outbox.c.no)
+    if dialect == "postgresql":
+        # As arrays: a list would be another statement, to be planned anew, for each length.
+        numbers = [bindparam(name, type_=postgresql.ARRAY(BigInteger)) for name in ("nos", "versions")]
+        sent = func.unnest(*numbers).table_valued("no", "version").render_derived("sent")
+        rows = rows.join(sent, (outbox.c.no == sent.c.no) & (outbox.c.version == sent.c.version))
+    else:
+        rows = rows.where(tuple_(outbox.c.no, outbox.c.version).in_(bindparam("sent", expanding=True)))
+    return outbox.c.no.in_(rows.with_for_update(skip_locked=True, of=outbox))

@@ -44,6 +44,11 @@ def dialect_of(connection: Connection) -> Dialect:
     return "postgresql" if connection.dialect.name == "postgresql" else "sqlite"
 
 
+def is_psycopg(connection: Connection) -> bool:
+    """Whether it leads to PostgreSQL by psycopg, and takes arrays: a caller's own session may have another driver."""
+    return connection.dialect.driver == "psycopg"
+
+
 def dialect_insert(dialect: Dialect, table: Table) -> Any:
     """The database's own ``INSERT``, which can have an ``ON CONFLICT``."""
     return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)

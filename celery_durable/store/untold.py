@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, delete, func, literal, select, tuple_, update
@@ -51,7 +52,7 @@ class Untold:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._next = select(func.min(tables.untold.c.due_at) - database_now())
+        self._next = _next(tables)
         self._claim = _claim(tables)
 
     def mark(self, connection: Connection, ids: Sequence[str], *, grace_ms: int = 0) -> None:
@@ -134,6 +135,12 @@ class Untold:
             connection.execute(delete(untold).where(key.in_(some)))
 
 
+@lru_cache(maxsize=64)
+def _next(tables: Tables) -> Any:
+    return select(func.min(tables.untold.c.due_at) - database_now())
+
+
+@lru_cache(maxsize=64)
 def _claim(tables: Tables) -> Any:
     untold = tables.untold
     due = (

@@ -240,3 +240,22 @@ def test_uses_that_are_left_in_another_order(shop: Service) -> None:
         shop.charge.delay("acme")
         assert not first.in_transaction()
     assert count(shop) == (1, 1, 1)
+
+
+@pytest.mark.postgresql
+@pytest.mark.parametrize("driver", ["psycopg2", "pg8000"])
+def test_the_callers_session_may_have_another_driver(driver: str, postgresql_server: str) -> None:
+    """An app keeps the driver that it has: only our own connections are psycopg's."""
+    with service(postgresql_server) as shop:
+        url = shop.runtime.database.url.set(drivername=f"postgresql+{driver}")
+        engine = create_engine(url)
+        with Session(engine) as session, using(session):
+            assert not shop.charge.apply_async(("acme",), task_id="order-81").duplicate
+            assert shop.charge.apply_async(("acme",), task_id="order-81").duplicate
+            with pytest.raises(DuplicateOperationError):
+                shop.charge.apply_async(("other",), task_id="order-81")
+            assert shop.charge.enqueue_many([("acme",)] * 3).count == 3
+            celery_durable.limits.set("acme", 3, app=shop.app)
+            session.commit()
+        engine.dispose()
+        assert count(shop)[:2] == (4, 4)

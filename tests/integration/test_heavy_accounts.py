@@ -142,7 +142,7 @@ class Crowd:
         self.dice = random.Random(30)
         self.done: Counter[str] = Counter()
         self.numbers = itertools.count()
-        self.operations = Operations(service.tables, "postgresql")
+        self.operations = Operations(service.tables, "postgresql", psycopg=True)
 
     def run(self, passes: Sequence[tuple[Service, Passes]]) -> None:
         """All at once until the quota is reached, with the passes in loops that never pause."""

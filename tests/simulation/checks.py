@@ -208,6 +208,9 @@ class Checks:
         for row in rows.values():
             if row.account == account and row.state in PERMIT_STATES:
                 self.exempt.add((service.name, row.id))
+        known = self.lax.get((service.name, account))
+        if known is not None and known.while_copied:
+            return
         if lax.while_copied or (view is not None and account in view.acks):
             self.lax[service.name, account] = lax
 

@@ -52,7 +52,7 @@ def _contend(world: World, services: int, work: int) -> None:
 
 def _late_replies(world: World) -> None:
     """Leases come and go, and what gave them arrives long afterwards."""
-    _contend(world, world.rng.choice((2, 3)), 30)
+    _contend(world, world.rng.choice((2, 3)), 20)
     world.declared = {"limit": world.rng.choice((1, 2))}
     world.durations, world.idle_return_s = (5, 300), world.rng.choice((0.2, 0.6))
 
@@ -68,10 +68,10 @@ def _silence(world: World) -> None:
 
 def _two_holders(world: World) -> None:
     """Holders that do not know of each other run the same timers; messages, which would tell them, are rare."""
-    _contend(world, 3, 14)
+    _contend(world, 3, 10)
     world.holder_count, world.declared = 3, {"limit": 1}
     world.durations = (2_000, 9_000)
-    world.faults_end_ms += 60_000
+    world.faults_end_ms += 40_000
 
 
 def _groups(world: World) -> None:
@@ -94,7 +94,7 @@ def _doubts(world: World) -> None:
 
 def _contended(world: World) -> None:
     """Three services with much to do each, for one permit: whoever the holder passes over is seen, under faults too."""
-    _contend(world, 3, 36)
+    _contend(world, 3, 27)
     world.declared, world.durations = {"limit": 1}, (100, 400)
 
 
@@ -106,7 +106,7 @@ def _left_behind(world: World) -> None:
 
 def _ceilings(world: World) -> None:
     """Permits that are good for one claim each."""
-    _contend(world, world.rng.choice((1, 2, 3)), 20)
+    _contend(world, world.rng.choice((1, 2, 3)), 14)
 
 
 _SITUATIONS = {

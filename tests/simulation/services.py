@@ -55,7 +55,7 @@ def client_settings(client_id: str, resend_min_s: float, idle_return_s: float) -
 
 @cache
 def _operations() -> Operations:
-    return Operations(client_tables(), "sqlite")
+    return Operations(client_tables(), "sqlite", psycopg=False)
 
 
 @dataclass(frozen=True, slots=True)

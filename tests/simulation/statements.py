@@ -38,17 +38,16 @@ class Prepared:
         self._metadata = SimpleResultMetaData([entry.keyname for entry in entries])
         readers = [entry.type._cached_result_processor(dialect, None) for entry in entries]
         self._readers = readers if any(readers) else None
-        self._lists = [name for name, bind in self._compiled.binds.items() if bind.expanding]
+        self._lists = {name: bind.key for name, bind in self._compiled.binds.items() if bind.expanding}
         self._by_sizes: dict[tuple[int, ...], tuple[str, list[_Value]]] = {}
 
     def fits(self, parameters: Mapping[str, Any]) -> bool:
         """Whether it was compiled for such parameters: each list has something."""
-        return all(parameters.get(self._compiled.binds[name].key) for name in self._lists)
+        return not self._lists or all(parameters.get(key) for key in self._lists.values())
 
     def execute(self, raw: sqlite3.Connection, parameters: Mapping[str, Any]) -> _Rows:
         """Executes it once."""
-        binds = self._compiled.binds
-        sizes = tuple(len(parameters[binds[name].key]) for name in self._lists)
+        sizes = tuple([len(parameters[key]) for key in self._lists.values()])
         known = self._by_sizes.get(sizes)
         if known is None:
             known = self._by_sizes[sizes] = self._expanded(parameters)
