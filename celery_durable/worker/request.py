@@ -18,6 +18,7 @@ from celery.exceptions import Retry, TaskRevokedError, Terminated, TimeLimitExce
 from celery.utils.log import get_logger
 from celery.worker.request import Request
 from celery.worker.state import task_ready
+from kombu.transport.virtual import Channel
 from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_durable.crashpoints import crashpoint
@@ -43,6 +44,7 @@ class DurableRequest(Request):
     def acknowledge(self) -> None:
         """As Celery's."""
         if not self.acknowledged:
+            self._let_errors_through()
             crashpoint("worker.message", "before_acknowledge")
             super().acknowledge()
             crashpoint("worker.message", "after_acknowledge")
@@ -50,9 +52,21 @@ class DurableRequest(Request):
     def reject(self, requeue: bool = False) -> None:
         """As Celery's."""
         if not self.acknowledged:
+            self._let_errors_through()
             crashpoint("worker.message", "before_acknowledge")
             super().reject(requeue=requeue)
             crashpoint("worker.message", "after_acknowledge")
+
+    def _let_errors_through(self) -> None:
+        """Makes an error of this message's acknowledgement one of the consumer, which connects anew (case C4).
+
+        Celery would log it and go on. kombu's own channels, as of Redis, count what is not acknowledged themselves:
+        a worker whose whole prefetch count was lost so would never ask for a message again, nor see that its
+        connection is gone. A message of a connection before the present one concerns nobody.
+        """
+        channel = self.message.channel
+        if isinstance(channel, Channel) and not channel.closed:
+            self._connection_errors = ()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """As Celery's, once the operation's row says how the attempt ended."""

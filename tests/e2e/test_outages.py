@@ -132,6 +132,32 @@ def test_enqueue_needs_neither_broker_nor_result_backend(on_own_redis: Stack, ow
         wait_until(lambda: client.dbsize() == 10, 30, what="the app's own backend has the results too")
 
 
+@pytest.mark.redis
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_worker_takes_messages_again_after_all_its_acknowledgements_failed(
+    on_own_redis: Stack, own_redis: Redis, tmp_path: Path, pool: str
+) -> None:
+    """Case C4: Redis is away as a worker begins all that it has taken. Celery alone would be deaf from then on."""
+    service = on_own_redis.service(resend_min_s=1.0)
+    # With a connection for remote control, or events, it would notice by that one that Redis was away.
+    service.broker |= {"worker_prefetch_multiplier": 1, "worker_enable_remote_control": False}
+    on_own_redis.holder()
+    service.dispatcher()
+    worker = service.worker(pool=pool, extra=["--without-heartbeat"])
+    flag = tmp_path / "go on"
+    for number in range(6):
+        service.task("until").delay(f"tenant:{number}", str(flag))
+    wait_until(lambda: count(service, "running") == 2, 60, what="two have begun")
+    with own_redis.client(1) as client:
+        # Celery acknowledges as a body begins: the worker has two more, which may not begin yet.
+        wait_until(lambda: client.llen("celery") == 2, 30, what="the worker has taken all that it may")
+    own_redis.kill()
+    flag.touch()
+    wait_until(lambda: "ConnectionError" in worker.log_tail(200), 30, what="the acknowledgements have failed")
+    own_redis.start()
+    wait_until(lambda: count(service, "succeeded") == 6, 60, what="the worker takes messages again")
+
+
 @pytest.mark.kafka
 def test_a_newer_report_survives_the_acknowledgement_of_an_older(on_own_kafka: Stack, own_kafka: KafkaBroker) -> None:
     """Case B3: what was staged while Kafka had the older report in hand is still sent."""
