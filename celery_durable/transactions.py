@@ -240,12 +240,18 @@ def database_errors(runtime: Runtime, target: Session | Connection | None = None
 
 def _is_missing(error: DBAPIError) -> bool:
     # PostgreSQL: undefined table, column, schema. SQLite has no codes for these.
-    if getattr(error.orig, "sqlstate", None) in {"42P01", "42703", "3F000"}:
+    if _sqlstate(error.orig) in {"42P01", "42703", "3F000"}:
         return True
     return (
         str(error.orig).startswith(("no such table", "no such column", "table "))
         and "sqlite" in type(error.orig).__module__
     )
+
+
+def _sqlstate(error: Any) -> Any:
+    """PostgreSQL's code of an error, by whichever driver a caller's session has: psycopg, psycopg2 or pg8000."""
+    fields = error.args[0] if error.args and isinstance(error.args[0], dict) else {}
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or fields.get("C")
 
 
 def _name(target: Session | Connection) -> str:

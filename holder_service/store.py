@@ -37,7 +37,7 @@ from celery_durable.store.counters import counter_table
 from celery_durable.store.offsets import offsets_table
 from celery_durable.store.outbox import outbox_table
 from celery_durable.store.prepared import PSYCOPG
-from celery_durable.store.sql import Dialect, dialect_insert, dialect_of, insert_new, is_psycopg, parts
+from celery_durable.store.sql import Dialect, dialect_insert, dialect_of, insert_new, parts
 from holder_service.semaphore import AccountState
 
 DEFAULT_PREFIX = "holder_"
@@ -176,9 +176,9 @@ def all_rows(connection: Connection, tables: HolderTables, *, batch: int = 500) 
 def write_rows(connection: Connection, tables: HolderTables, writes: Iterable[Write]) -> None:
     """Writes every account at the version that was read. Raises :class:`VersionMoved` if any has another one now.
 
-    Written in the accounts' order, so that two holders never wait for each other in a ring.
+    The version counter's row is the caller's until it commits: no two holders write at once, nor wait in a ring.
     """
-    ordered = sorted(writes, key=lambda write: write.account)
+    ordered = list(writes)
     inserts = [_values(write.new) for write in ordered if write.new is not None and write.old_version is None]
     updates = [
         {**_values(write.new), "key": write.account, "old_version": write.old_version}
@@ -201,7 +201,7 @@ def write_rows(connection: Connection, tables: HolderTables, writes: Iterable[Wr
 
 
 def _write_updates(connection: Connection, accounts: Table, updates: Sequence[Mapping[str, Any]]) -> int:
-    if is_psycopg(connection):
+    if dialect_of(connection) == "postgresql":
         return connection.exec_driver_sql(_update_many(accounts), parameters(_UPDATED, updates)).rowcount
     return connection.execute(_update(accounts), updates).rowcount
 

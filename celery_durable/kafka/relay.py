@@ -172,8 +172,7 @@ class Relay:
         sent, not_sent = self._sent, self._not_sent
         if not sent and not not_sent:
             return False
-        alone = self._database.transaction if not_sent else self._database.one_write
-        with alone("relay.settle") as connection:
+        with self._database.one_write("relay.settle") as connection:
             rows.delivered(connection, self._outbox, sent)
             rows.failed(
                 connection,

@@ -212,7 +212,8 @@ class Database:
 
     @contextmanager
     def one_write(self, place: str) -> Iterator[Connection]:
-        """A connection for one statement that writes, in autocommit: a transaction without the trips of BEGIN, COMMIT.
+        """A connection for a statement that writes, or some that stand each alone, in autocommit: without the trips of
+        BEGIN and COMMIT.
 
         :param place: names the crash points before and after it.
         """

@@ -121,19 +121,19 @@ class OperationView:
 
 def statements(connection: Connection, tables: Tables) -> Operations:
     """The statements for these tables and the connection's kind of database, built once."""
-    return statements_for(tables, dialect_of(connection), is_psycopg(connection))
+    return statements_for(tables, dialect_of(connection), psycopg=is_psycopg(connection))
 
 
 @lru_cache(maxsize=64)
-def statements_for(tables: Tables, dialect: Dialect, psycopg: bool) -> Operations:
+def statements_for(tables: Tables, dialect: Dialect, *, psycopg: bool) -> Operations:
     """The same for a kind of database, and whether its driver is psycopg."""
-    return Operations(tables, dialect, psycopg)
+    return Operations(tables, dialect, psycopg=psycopg)
 
 
 class Operations:
     """The statements of one client's tables. All work inside the caller's transaction."""
 
-    def __init__(self, tables: Tables, dialect: Dialect, psycopg: bool) -> None:
+    def __init__(self, tables: Tables, dialect: Dialect, *, psycopg: bool) -> None:
         self._tables = tables
         self._insert = _insert_operation(tables, dialect)
         self._insert_returning = self._insert.returning(tables.operations.c.id)

@@ -42,7 +42,7 @@ from celery_durable.store.prepared import PSYCOPG
 from celery_durable.store.sql import Dialect, database_now, dialect_insert, dialect_of, is_psycopg, parts
 
 ROWS_A_STATEMENT = 500
-"""Rows that one statement names by number, at most: far below every database's limit of parameters."""
+"""Rows that one statement writes, or names by number, at most: far below every database's limit of parameters."""
 
 
 def outbox_table(metadata: MetaData, prefix: str) -> Table:
@@ -234,6 +234,7 @@ _OUTGOING = ("no", "version", "topic", "key", "body", "headers", "failures")
 
 
 def _versions(connection: Connection, sent: Sequence[Outgoing]) -> dict[str, Any]:
+    # A relay's connection, never a caller's: on PostgreSQL it is psycopg's.
     if dialect_of(connection) == "postgresql":
         return {"nos": [row.no for row in sent], "versions": [row.version for row in sent]}
     return {"sent": [(row.no, row.version) for row in sent]}

@@ -18,7 +18,6 @@ from celery.exceptions import Retry, TaskRevokedError, Terminated, TimeLimitExce
 from celery.utils.log import get_logger
 from celery.worker.request import Request
 from celery.worker.state import task_ready
-from kombu.transport.virtual import Channel
 from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_durable.crashpoints import crashpoint
@@ -58,14 +57,15 @@ class DurableRequest(Request):
             crashpoint("worker.message", "after_acknowledge")
 
     def _let_errors_through(self) -> None:
-        """Makes an error of this message's acknowledgement one of the consumer, which connects anew (case C4).
+        """Makes an error of this message's acknowledgement to Redis one of the consumer, which connects anew (case C4).
 
-        Celery would log it and go on. kombu's own channels, as of Redis, count what is not acknowledged themselves:
-        a worker whose whole prefetch count was lost so would never ask for a message again, nor see that its
-        connection is gone. A message of a connection before the present one concerns nobody.
+        Celery would log it and go on. kombu's Redis channels count by themselves what is not acknowledged: a worker
+        whose whole prefetch count was lost so would never ask for a message again, nor see that its connection is
+        gone. A message of a connection before the present one concerns nobody.
         """
         channel = self.message.channel
-        if isinstance(channel, Channel) and not channel.closed:
+        # By its name: a worker on another broker need not load the module.
+        if type(channel).__module__ == "kombu.transport.redis" and not channel.closed:
             self._connection_errors = ()
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:

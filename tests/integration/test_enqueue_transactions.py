@@ -256,6 +256,15 @@ def test_the_callers_session_may_have_another_driver(driver: str, postgresql_ser
                 shop.charge.apply_async(("other",), task_id="order-81")
             assert shop.charge.enqueue_many([("acme",)] * 3).count == 3
             celery_durable.limits.set("acme", 3, app=shop.app)
+            assert shop.charge.AsyncResult("order-81").cancel() == "cancelled"
+            assert shop.charge.AsyncResult("order-81").state == "REVOKED"
             session.commit()
-        engine.dispose()
         assert count(shop)[:2] == (4, 4)
+        shop.tables.metadata.drop_all(shop.runtime.database.engine)
+        with (
+            Session(engine) as session,
+            using(session),
+            pytest.raises(EnqueueError, match="_operations, … are missing"),
+        ):
+            shop.charge.delay("acme")
+        engine.dispose()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_durable.permits.messages import AccountReport, read_account_message
 from tests.invariants import Invariants, InvariantViolation
-from tests.simulation import bus, clock, profiles
+from tests.simulation import bus, clock, profiles, quiescence
 from tests.simulation.bus import Bus, Stored
 from tests.simulation.checks import Checks
 from tests.simulation.clock import START_MS, Clock
@@ -141,10 +141,10 @@ class World:
         while self.clock.now_ms < deadline_ms:
             if self.checks.changed:
                 self.checks.changed = False
-                if self.checks.is_quiet():
+                if quiescence.holds(self.checks):
                     break
             self._step()
-        self.checks.check_quiet()
+        quiescence.check(self.checks)
         self.stats["virtual s"] += (self.clock.now_ms - START_MS) // 1000
         return self.log.hexdigest()
 
