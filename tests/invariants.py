@@ -96,6 +96,20 @@ class Invariants:
         """Only an operation that has ended may be deleted: none is lost."""
         self._check("kept", state in ended, f"{operation} is gone; it was {state}")
 
+    def overdue(self, operation: str, alive_until_ms: int | None, now_ms: int) -> None:
+        """An attempt is taken from its worker only when its heartbeats are overdue."""
+        holds = alive_until_ms is None or alive_until_ms <= now_ms
+        self._check("overdue", holds, f"{operation} was taken {(alive_until_ms or 0) - now_ms} ms before its time")
+
+    def right_end(self, operation: str, state: str, holds: bool) -> None:
+        """An operation succeeds or fails as its body did, fails for too many losses, or is cancelled as was asked."""
+        self._check("right end", holds, f"{operation} is {state} without a reason")
+
+    def not_over(self, account: str, counted: int, limit: int, more: int) -> None:
+        """While more is counted in an account than its limit, no decision gives anybody more."""
+        message = f"{account}: {more} more given though {counted} are counted at limit {limit}"
+        self._check("over", counted <= limit or more <= 0, message, counted > limit)
+
     def fenced(self, operation: str, holds: bool, message: str) -> None:
         """A worker changes nothing but the attempt that its token is of."""
         self._check("fenced", holds, f"{operation}: {message}")

@@ -19,7 +19,12 @@ _EMPTY_AT_REST = ("outbox", "wakes", "accounts")
 
 def at_rest(system: System) -> bool:
     """Whether every operation has ended, and neither side has a message or a row of an account left."""
-    return all(not _unfinished(service) for service in system.services.values()) and not _left(system)
+    return not unfinished(system) and not _left(system)
+
+
+def unfinished(system: System) -> int:
+    """How many operations have not ended."""
+    return sum(_unfinished(service) for service in system.services.values())
 
 
 def final(system: System) -> Final:

@@ -13,7 +13,7 @@ from tests.chaos.checker import Verdict, check
 from tests.chaos.driver import Driver
 from tests.chaos.faults import Broker, PlannedFault, draw
 from tests.chaos.figures import Recovery, recoveries
-from tests.chaos.rest import at_rest, final
+from tests.chaos.rest import at_rest, final, unfinished
 from tests.chaos.system import HEARTBEAT_TIMEOUT_S, System
 
 PROTOCOLS = ("classic", "consumer")
@@ -24,6 +24,8 @@ MISTAKES = re.compile(
 """Errors of a program and not of its surroundings."""
 REST_DEADLINE_S = 150.0
 """After the last fault everything must have ended, and all messages been sent, within this."""
+STUCK_S = 60.0
+"""If nothing ends for so long after that, it is no slow machine."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Outcome:
     seconds: float
     rested: bool
     """Whether it came to rest in time."""
+    stuck: bool
+    """Whether it did not, and no operation ended for :data:`STUCK_S` after that."""
     rest_s: float
     operations: int
     verdict: Verdict
@@ -80,6 +84,8 @@ def run(
         rested = driver.settle(lambda: at_rest(system), REST_DEADLINE_S)
         rest_s = time.monotonic() - faults_over_s
         say(f"{'came' if rested else 'did NOT come'} to rest in {rest_s:.1f} s")
+        left = 0 if rested else unfinished(system)
+        stuck = left > 0 and not driver.settle(lambda: unfinished(system) < left, STUCK_S)
         end = final(system)
     events = history.read(system.history)
     verdict = check(events, end, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
@@ -90,6 +96,7 @@ def run(
         planned=planned,
         seconds=seconds,
         rested=rested,
+        stuck=stuck,
         rest_s=rest_s,
         operations=verdict.looked["operations"],
         verdict=verdict,

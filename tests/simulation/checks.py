@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_durable.permits.messages import MAX_INT
-from celery_durable.store.schema import ENDED_STATES, PERMIT_STATES, RUNNING, WAITING_STATES
+from celery_durable.store.schema import (
+    CANCELLED,
+    ENDED_STATES,
+    FAILED,
+    PERMIT_STATES,
+    RUNNING,
+    SUCCEEDED,
+    WAITING_STATES,
+)
 from holder_service.account import AccountState
 from holder_service.footprint import footprint
 from holder_service.semaphore import group_limits_in_force, limit_in_force
@@ -34,11 +42,14 @@ SERVED_MAX = 3
 ALL_CHECKS = (
     *("bound", "group bound", "level", "ceiling", "covers", "ack", "seq", "version", "epoch", "offset", "attempt"),
     *("fenced", "read once", "at its version", "noticed", "one body", "ended stays", "kept", "all ran", "quiescence"),
-    *("rows", "starves", "passed over"),
+    *("rows", "starves", "passed over", "overdue", "right end", "over"),
 )
 """What the simulation looks at. Each has a mutation that turns it red, and a run that looked at nothing fails."""
 
-_OPERATIONS = 'SELECT id, account, "group", state, generation, attempt, run_token FROM durable_operations'
+_OPERATIONS = (
+    'SELECT id, account, "group", state, generation, attempt, run_token, alive_until, worker_losses '
+    "FROM durable_operations"
+)
 _ACCOUNTS = "SELECT account, state FROM durable_accounts"
 _SEQ = "SELECT value FROM durable_counters WHERE name = 'report_seq'"
 
@@ -55,6 +66,16 @@ class Row(NamedTuple):
     generation: int
     attempt: int
     token: str | None
+
+
+class Signs(NamedTuple):
+    """What changes beside it, and is not told in the log."""
+
+    alive_until_ms: int | None
+    worker_losses: int
+
+
+_NO_SIGNS = Signs(None, 0)
 
 
 @dataclass(slots=True)
@@ -76,6 +97,7 @@ class ServiceView:
 
     changes: int = -1
     rows: dict[str, Row] = field(default_factory=dict)
+    signs: dict[str, Signs] = field(default_factory=dict)
     acks: dict[str, tuple[int, int] | None] = field(default_factory=dict)
     """By account that has a row."""
     lives: Counter[str] = field(default_factory=Counter)
@@ -125,7 +147,8 @@ class Checks:
     # A service
 
     def _look_at_service(self, service: Service, view: ServiceView) -> None:
-        rows = {row[0]: Row(*row) for row in service.slot.rows(_OPERATIONS)}
+        signs = view.signs
+        rows, view.signs = _operations(service)
         admitted = []
         if rows != view.rows:
             before, view.rows = view.rows, rows
@@ -137,6 +160,7 @@ class Checks:
                     self.world.note("row", service.name, *row)
                     if old is not None:
                         self._moved(service, old, row)
+                        self._ended(service, old, row, signs.get(key, _NO_SIGNS), view.signs[key])
                     if row.state in PERMIT_STATES and (old is None or old.state not in PERMIT_STATES):
                         admitted.append(row)
             for key, old in before.items():
@@ -166,6 +190,22 @@ class Checks:
             or (old.state == "admitted" and (old.generation, old.attempt) == (attempt.generation, attempt.attempt))
         )
         self.invariants.fenced(who, mine, f"{process.name} changed it under token {attempt.token}: {old} -> {new}")
+
+    def _ended(self, service: Service, old: Row, new: Row, before: Signs, after: Signs) -> None:
+        """An attempt that is taken from a worker was overdue; an operation ends as it was to end."""
+        if new.state == old.state:
+            return
+        who, process = f"{service.name} {new.id}", self.world.current
+        ending = process.ending if isinstance(process, Worker) else ""
+        if old.state == RUNNING and not ending:
+            self.invariants.overdue(who, before.alive_until_ms, self.world.clock.now_ms)
+        if new.state == CANCELLED:
+            self.invariants.right_end(who, new.state, new.id in self.world.cancelled)
+        elif new.state == FAILED:
+            lost_too_often = not ending and after.worker_losses > service.runtime.settings.max_worker_losses
+            self.invariants.right_end(who, new.state, ending == "fail" or lost_too_often)
+        elif new.state == SUCCEEDED:
+            self.invariants.right_end(who, new.state, ending == "succeed")
 
     def _accounts(self, service: Service, view: ServiceView, admitted: list[Row]) -> None:
         acks: dict[str, tuple[int, int] | None] = {}
@@ -223,7 +263,7 @@ class Checks:
         view = self.views[service.name] = ServiceView()
         view.lives = Counter()
         view.changes = service.slot.raw.total_changes
-        view.rows = {row[0]: Row(*row) for row in service.slot.rows(_OPERATIONS)}
+        view.rows, view.signs = _operations(service)
         self._accounts(service, view, [])
         self.world.note("fault", service.name, "is restored from a backup")
         for account in self.world.accounts:
@@ -242,7 +282,7 @@ class Checks:
         """
         view = self.views[second.name] = ServiceView()
         view.changes = second.slot.raw.total_changes
-        view.rows = {row[0]: Row(*row) for row in second.slot.rows(_OPERATIONS)}
+        view.rows, view.signs = _operations(second)
         for service in (first, second):
             for account in self.world.accounts:
                 self.except_service(service, account, Lax(while_copied=True))
@@ -281,6 +321,7 @@ class Checks:
             self._follow_exceptions(known, state)
             if known is not None and known.epoch == state.epoch:
                 self._follow_service(known, state)
+                self._follow_lowered(known, state)
         self._follow_limits()
         for topic, topic_id, partition, offset in slot.rows(_OFFSETS):
             if self.world.bus.topics[topic].topic_id != topic_id:
@@ -313,6 +354,19 @@ class Checks:
                     hungry.add((name, group))
         most = SERVED_MAX * sum(len(client.pairs) for client in state.clients.values())
         self.invariants.served(state.account, served, hungry, most=most)
+
+    def _follow_lowered(self, before: AccountState, state: AccountState) -> None:
+        """While more is counted than the limit lets through, as after it was lowered, nobody is given more."""
+        if before.waits_for_epoch or state.waits_for_epoch:
+            return
+        limit = limit_in_force(state, self.world.semaphore_settings).limit
+        counted = sum(self.footprints(state).values())
+        for name, client in state.clients.items():
+            old = before.clients.get(name)
+            for group, pair in client.pairs.items():
+                known = None if old is None else old.pairs.get(group)
+                given = 0 if known is None else known.newest.permits
+                self.invariants.not_over(state.account, counted, limit, pair.newest.permits - given)
 
     def _follow_exceptions(self, before: AccountState | None, state: AccountState) -> None:
         for name, client in state.clients.items():
@@ -406,3 +460,8 @@ class Checks:
             pair = (names[name], group)
             found[pair] = found.get(pair, 0) + count
         return found
+
+
+def _operations(service: Service) -> tuple[dict[str, Row], dict[str, Signs]]:
+    found = service.slot.rows(_OPERATIONS)
+    return {row[0]: Row(*row[:7]) for row in found}, {row[0]: Signs(*row[7:]) for row in found}

@@ -50,8 +50,8 @@ CHANCES = {"worker.cancel.before_commit": 0.4, "worker.cancel.after_commit": 0.9
 """That a crash is made ready at one of these: 0.3, unless it is listed."""
 USUAL = tuple(point for point in REACHED if point not in RARE)
 
-SEEDS_FOR_ALL = 1_000
-"""So many seeds crash at each of :data:`REACHED`."""
+SEEDS_FOR_ALL = 10_000
+"""So many seeds crash at each of :data:`REACHED`, and meet each kind of fault."""
 
 
 def missed(crashed: set[str]) -> list[str]:

@@ -10,18 +10,19 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, delete, insert, select, update
 
 from celery_durable.kafka import opening
 from celery_durable.permits import queue
 from celery_durable.permits.messages import ReplyGroup
 from celery_durable.permits.state import GroupState
-from celery_durable.store import attempts, counters, offsets, outbox
+from celery_durable.store import attempts, counters, losses, offsets, outbox
 from celery_durable.store.accounts import REPORT_SEQ, Accounts
 from celery_durable.store.attempt_sql import AttemptStatements
 from celery_durable.store.delivery import Deliveries
 from celery_durable.store.operations import Operations
 from celery_durable.store.recovery import Recoveries
+from celery_durable.store.schema import Tables
 from holder_service import account, allocation, footprint, intake, life, semaphore
 from holder_service.account import Client, Entry, Pair
 from holder_service.store import VERSION_COUNTER, HolderTables, Write
@@ -249,6 +250,32 @@ def _cancel_what_has_ended() -> AbstractContextManager[Any]:
     return patch.object(Operations, "cancel", cancel)
 
 
+def _give_by_the_highest_limit() -> AbstractContextManager[Any]:
+    from tests.simulation import wiring
+
+    allocate = semaphore._allocate
+    highest: dict[tuple[int, str], int] = {}
+
+    def by_the_highest(work: Any, limit: int, settings: Any) -> Any:
+        key = (wiring.world().seed, work.state.account)
+        highest[key] = max(limit, highest.get(key, 0))
+        return allocate(work, highest[key], settings)
+
+    return patch.object(semaphore, "_allocate", by_the_highest)
+
+
+def _take_what_still_beats() -> AbstractContextManager[Any]:
+    def overdue(tables: Tables) -> Any:
+        return losses._running(tables).limit(bindparam("limit"))
+
+    return patch.object(losses, "_overdue", overdue)
+
+
+def _fail_what_was_lost_once() -> AbstractContextManager[Any]:
+    decide = losses.decide
+    return patch.object(losses, "decide", lambda lost, why, **_: decide(lost, why, losses_max=0))
+
+
 def _believe_nothing_is_given_back() -> AbstractContextManager[Any]:
     return _everywhere("keep", lambda _pair, _keeps: False)
 
@@ -318,6 +345,9 @@ MUTATIONS: dict[str, Mutation] = {
     "turns without end": Mutation(_turns_without_end, ("starves",)),
     "serve the first pair": Mutation(_serve_the_first_pair, ("passed over",), seed=9, profile=True),
     "believe that nothing is given back": Mutation(_believe_nothing_is_given_back, ("quiescence",), seed=58),
+    "give by the highest limit": Mutation(_give_by_the_highest_limit, ("over",), seed=6),
+    "take what still beats": Mutation(_take_what_still_beats, ("overdue",), seed=7),
+    "fail what was lost once": Mutation(_fail_what_was_lost_once, ("right end",), seed=8),
     "leave idle rows": Mutation(_leave_idle_rows, ("rows",)),
 }
 

@@ -81,7 +81,7 @@ def simulator() -> Iterator[None]:
             logger.propagate = propagate
 
 
-def run(seed: int, *, lines: list[str] | None = None) -> Outcome:
+def run(seed: int, *, lines: list[str] | None = None, mutation: str = "") -> Outcome:
     """Runs one seed inside :func:`simulator`."""
     world = World(seed, lines=lines)
     wiring.use(world)
@@ -91,7 +91,8 @@ def run(seed: int, *, lines: list[str] | None = None) -> Outcome:
         outcome.digest = world.run()
     except Exception as error:  # noqa: BLE001 - whatever leaves a step is a fault; the other seeds go on
         what = str(error).splitlines()[0] if isinstance(error, InvariantViolation) else _unexpected(error)
-        outcome.failure = f"{what}\n  replay: make sim SEED={seed}"
+        again = f"python -m tests.simulation.run --mutation '{mutation}' --seed " if mutation else "make sim SEED="
+        outcome.failure = f"{what}\n  replay: {again}{seed}"
     finally:
         _errors.world = None
     return outcome
@@ -107,7 +108,7 @@ def _work(task: tuple[str, int, int]) -> list[Outcome]:
     gc.collect()
     gc.disable()
     with simulator(), broken(mutation):
-        return [run(seed) for seed in range(first, first + count)]
+        return [run(seed, mutation=mutation) for seed in range(first, first + count)]
 
 
 def run_many(first: int, count: int, *, jobs: int, mutation: str = "") -> Iterator[Outcome]:
@@ -127,7 +128,7 @@ def find(name: str, count: int) -> tuple[int | None, str]:
     """Runs seeds with one rule broken. Returns how many it took (None: it was not found), and what was found."""
     with simulator(), broken(name):
         for seed in range(count):
-            failure = run(seed).failure
+            failure = run(seed, mutation=name).failure
             if finds(name, failure):
                 return seed + 1, failure
     return None, ""
@@ -152,10 +153,19 @@ def replay(seed: int, mutation: str = "") -> int:
     """Runs one seed and prints its log."""
     lines: list[str] = []
     with simulator(), broken(mutation):
-        outcome = run(seed, lines=lines)
+        outcome = run(seed, lines=lines, mutation=mutation)
     print("\n".join(lines))
     print(f"seed {seed}: {outcome.failure or 'holds'}; log {outcome.digest[:16]}")
     return 1 if outcome.failure else 0
+
+
+def _without_effect(stats: Counter[str]) -> list[str]:
+    """Kinds of faults that were drawn and never possible, and of commits in doubt or refused that none was."""
+    drawn = {name.partition(": ")[2] for name in stats if name.startswith(("fault: ", "not possible: "))}
+    idle = sorted(name for name in drawn if not stats[f"fault: {name}"])
+    return idle + [
+        f"{kind} commits" for kind in ("unsure", "error") if not any(n.startswith(f"{kind} at ") for n in stats)
+    ]
 
 
 def _options() -> Any:
@@ -203,6 +213,8 @@ def main() -> int:
     work = ("operations", "sent", "steps", "virtual s", "settles refused", "died", "exceptions")
     print(", ".join(f"{name} {stats[name]}" for name in work))
     print(f"faults: {faults or 'none'}")
+    idle = _without_effect(stats)
+    print(f"faults without effect: {', '.join(idle) or 'none'}")
     crashed = {name.removeprefix("crash at ") for name in stats if name.startswith("crash at ")}
     left = missed(crashed)
     print(f"crashes: {crashed_times}, at {len(crashed)} crash points; never at: {', '.join(left) or 'none left'}")
@@ -212,6 +224,9 @@ def main() -> int:
         print(f"checks that never looked at anything: {', '.join(blind)}")
     print(f"violations: {failed}")
     if blind:
+        return 1
+    if idle and options.count >= SEEDS_FOR_ALL and not options.mutation:
+        print(f"{options.count} seeds should meet each kind of fault")
         return 1
     if left and options.count >= SEEDS_FOR_ALL and not options.mutation:
         print(f"{options.count} seeds should crash at each point: see tests/simulation/crashes.py")

@@ -165,6 +165,7 @@ class Service:
 
     def cancel(self, operation_id: str) -> None:
         """A caller cancels an operation."""
+        self.world.cancelled.add(operation_id)
 
         def work() -> None:
             with suppress(OperationalError), self.runtime.database.transaction("results.cancel") as connection:

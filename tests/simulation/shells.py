@@ -47,7 +47,6 @@ class Weather(bus.Weather):
     broker_double: float = 0.0
     broker_slow: float = 0.0
     broker_error: float = 0.0
-    unsure: float = 0.0
 
 
 class World:
@@ -84,6 +83,8 @@ class World:
         self.checks = Checks(self)
         self.operator = Operator(self, "operator")
         self.faults: Faults | None = None
+        self.cancelled: set[str] = set()
+        """Operations that a caller asked to cancel."""
 
     def _draw(self) -> None:
         """What this seed is like."""
@@ -267,7 +268,7 @@ class World:
             kind = document["type"] if document["type"] == "AccountReport" else "command"
             sender = f"{document['client_id']} {document.get('incarnation', '')} {kind} {document['seq']}"
             life = next((one.slot_life for one in self.services if one.client_id == document["client_id"]), 0)
-            if any(one.is_clone for one in self.services):
+            if any(one.copied_from is not None for one in self.services):
                 return
             try:
                 self.invariants.one_body(f"{sender} of database life {life}", message.value)

@@ -41,7 +41,14 @@ class Worker(Process):
         self.bodies: list[Body] = []
         self.acting: Attempt | None = None
         """Whose row it may write at the moment."""
+        self.ending = ""
+        """How the body ended that it settles at the moment."""
         self._attempts = Attempts(SimulatedDatabase(service.slot), client_tables())
+
+    @property
+    def _heartbeat_ms(self) -> int:
+        """Its interval, by a clock that may be slow."""
+        return round(HEARTBEAT_INTERVAL_MS / self.rate)
 
     def receive(self, message: Delivery) -> None:
         """A message arrives."""
@@ -55,7 +62,7 @@ class Worker(Process):
             return write()
         finally:
             self.world.look()
-            self.acting = None
+            self.acting, self.ending = None, ""
 
     def _begin(self, attempt: Attempt) -> None:
         world = self.world
@@ -75,14 +82,14 @@ class Worker(Process):
         self.bodies.append(body)
         if started.cancel_requested:
             body.ending = "cancel"
-        self.at(HEARTBEAT_INTERVAL_MS, lambda: self._beat(body))
+        self.at(self._heartbeat_ms, lambda: self._beat(body))
         self.at(world.draw_duration(), lambda: self._end(body))
 
     def _beat(self, body: Body) -> None:
         if body.over:
             return
         begun_ms = self.world.clock.now_ms
-        if begun_ms - body.renewed_ms >= HEARTBEAT_TIMEOUT_MS and self.world.rng.random() < 0.5:
+        if (begun_ms - body.renewed_ms) * self.rate >= HEARTBEAT_TIMEOUT_MS and self.world.rng.random() < 0.5:
             self._stop(body)
             return
         try:
@@ -101,7 +108,7 @@ class Worker(Process):
             body.ending = "cancel"
             self._end(body)
             return
-        self.at(HEARTBEAT_INTERVAL_MS, lambda: self._beat(body))
+        self.at(self._heartbeat_ms, lambda: self._beat(body))
 
     def _stop(self, body: Body) -> None:
         """It is not this run's any more: the body is told to stop, and settles nothing."""
@@ -113,6 +120,7 @@ class Worker(Process):
         if body.over:
             return
         body.ending = body.ending or self.world.draw_ending()
+        self.ending = body.ending
         try:
             state = self._write(body.attempt, lambda: self._settle(body))
         except OperationalError:
