@@ -6,7 +6,7 @@ two holders that both believe they own a partition, only one commits. All times 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -173,21 +173,20 @@ def all_rows(connection: Connection, tables: HolderTables, *, batch: int = 500) 
         yield list(load_rows(connection, tables, names).values())
 
 
-def write_rows(connection: Connection, tables: HolderTables, writes: Iterable[Write]) -> None:
+def write_rows(connection: Connection, tables: HolderTables, writes: Sequence[Write]) -> None:
     """Writes every account at the version that was read. Raises :class:`VersionMoved` if any has another one now.
 
     The version counter's row is the caller's until it commits: no two holders write at once, nor wait in a ring.
     """
-    ordered = list(writes)
-    inserts = [_values(write.new) for write in ordered if write.new is not None and write.old_version is None]
+    inserts = [_values(write.new) for write in writes if write.new is not None and write.old_version is None]
     updates = [
         {**_values(write.new), "key": write.account, "old_version": write.old_version}
-        for write in ordered
+        for write in writes
         if write.new is not None and write.old_version is not None
     ]
     deletes = [
         {"key": write.account, "old_version": write.old_version}
-        for write in ordered
+        for write in writes
         if write.new is None and write.old_version is not None
     ]
     if updates:

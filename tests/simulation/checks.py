@@ -69,7 +69,7 @@ class Row(NamedTuple):
 
 
 class Signs(NamedTuple):
-    """What changes beside it, and is not told in the log."""
+    """What else a row says of an operation; it changes too often for the log."""
 
     alive_until_ms: int | None
     worker_losses: int
