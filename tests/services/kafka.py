@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -96,28 +96,20 @@ class ApacheKafka(KafkaBroker, LocalServer):
     STOP = (signal.SIGKILL, 10)
     """Its own shutdown takes seconds and saves nothing that anybody will read."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        """:param settings: the broker's properties, its folder aside; one that listens on free ports by default."""
         java = shutil.which("java")
         if java is None:
             raise ServiceUnavailable("Apache Kafka: no java on PATH; apt-get install default-jre-headless maven")
         # A test's broker lives for minutes: what the second compiler costs at each start it never gives back.
         flags = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dlog4j2.disable.jmx=true"]
         self._java = [java, *flags, "-cp", f"{_artifacts()}/*"]
-        port, controller = free_port(), free_port()
-        self.bootstrap_servers = f"127.0.0.1:{port}"
+        self._settings = settings or _own_settings(free_port(), free_port())
+        self.bootstrap_servers = self._settings["advertised.listeners"].split(",")[0].removeprefix("PLAINTEXT://")
         self._folder = Path(tempfile.mkdtemp(prefix="celery-durable-kafka-"))
         self._properties = self._folder / "server.properties"
-        settings = {
-            "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
-            "log.dirs": str(self._folder / "log"),
-            **_SETTINGS,
-        }
-        self._properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        lines = {**self._settings, "log.dirs": str(self._folder / "log")}
+        self._properties.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
         self._process = ServerProcess(
             [*self._java, "kafka.Kafka", str(self._properties)], log=self._folder / "server.log", cwd=self._folder
         )
@@ -132,16 +124,31 @@ class ApacheKafka(KafkaBroker, LocalServer):
         self._process.send_all(number)
 
     def _format(self) -> None:
-        words = ["kafka.tools.StorageTool", "format", "--standalone", "-t", _cluster_id(), "-c", str(self._properties)]
+        words = ["kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(self._properties)]
+        if "controller.quorum.voters" not in self._settings:
+            words.append("--standalone")
         done = subprocess.run([*self._java, *words], capture_output=True, text=True, timeout=120, check=False)
         if done.returncode != 0:
             raise NotReady(f"Kafka could not format its storage:\n{done.stdout}{done.stderr}")
 
 
+def _own_settings(port: int, controller: int) -> dict[str, str]:
+    listeners = f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}"
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": listeners,
+        "advertised.listeners": listeners,
+        "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
+        **_SETTINGS,
+    }
+
+
 class ContainerKafka(KafkaBroker):
     """Apache Kafka's own image, by testcontainers.
 
-    :raises ServiceUnavailable: no Docker engine answers a ping.
+    :raises ServiceUnavailable: no Docker engine answers a ping, or it cannot have the image.
     """
 
     kind = "container"
@@ -151,30 +158,46 @@ class ContainerKafka(KafkaBroker):
         from testcontainers.core.container import DockerContainer
 
         port = free_port()
-        self.bootstrap_servers = f"127.0.0.1:{port}"
+        self._container = DockerContainer(f"apache/kafka:{VERSION}").with_bind_ports(9092, port)
+        self.bootstrap_servers = f"{self._container.get_docker_client().host()}:{port}"
         env = {
             "KAFKA_NODE_ID": "1",
             "KAFKA_PROCESS_ROLES": "broker,controller",
             "KAFKA_CONTROLLER_LISTENER_NAMES": "CONTROLLER",
             "KAFKA_LISTENERS": "PLAINTEXT://:9092,CONTROLLER://:9093",
-            "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://127.0.0.1:{port}",
+            "KAFKA_ADVERTISED_LISTENERS": f"PLAINTEXT://{self.bootstrap_servers}",
             "KAFKA_LISTENER_SECURITY_PROTOCOL_MAP": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
             "KAFKA_CONTROLLER_QUORUM_VOTERS": "1@localhost:9093",
             **{f"KAFKA_{name.replace('.', '_').upper()}": value for name, value in _SETTINGS.items()},
         }
-        self._container = DockerContainer(f"apache/kafka:{VERSION}").with_bind_ports(9092, port)
-        for name, value in env.items():
-            self._container.with_env(name, value)
+        self._container.with_envs(**env)
         self._started = False
 
     def start(self) -> Self:
         if self._started:
             self._container.get_wrapped_container().start()
         else:
-            self._container.start()
-            self._started = True
-        poll_until(self.answers, 120, what="Kafka's container")
+            self._start_first()
+        poll_until(self._ready, 120, what="Kafka's container")
         return self
+
+    def _start_first(self) -> None:
+        import docker
+
+        self._started = True
+        try:
+            self._container.start()
+        except docker.errors.NotFound as error:
+            raise ServiceUnavailable(f"Kafka's container: {error.explanation}") from None
+
+    def _ready(self) -> bool:
+        if self.answers():
+            return True
+        self._container.reload()
+        if self._container.status != "running":
+            output = b"".join(self._container.get_logs()).decode(errors="replace")
+            raise NotReady(f"Kafka's container is {self._container.status}; its log ends:\n{output[-4_000:]}")
+        return False
 
     def kill(self) -> None:
         self._container.get_wrapped_container().kill()

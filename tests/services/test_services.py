@@ -7,17 +7,31 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import psycopg
 import pytest
 import redis
+from testcontainers.core.config import ConnectionMode, testcontainers_config
+from testcontainers.core.container import Reaper
 
 from tests.conftest import unavailable
 from tests.harness import REPOSITORY, Kafka, wait_until
-from tests.services import KafkaBroker, PostgreSQL, RabbitMQ, Redis, ServerProcess, ServiceUnavailable, start_kafka
-from tests.services.kafka import ADDRESS_VARIABLE, MockKafka
+from tests.services import (
+    KafkaBroker,
+    PostgreSQL,
+    RabbitMQ,
+    Redis,
+    ServerProcess,
+    ServiceUnavailable,
+    kafka,
+    start_kafka,
+)
+from tests.services.docker_engine import RYUK_IMAGE, Engine, docker_engine
+from tests.services.kafka import ADDRESS_VARIABLE, ApacheKafka, ContainerKafka, MockKafka
 from tests.services.process import NotReady
 from tests.services.shared import shared
 
@@ -54,12 +68,15 @@ def test_redis_restarts_and_flushes(own_redis: Redis) -> None:
 
 @pytest.mark.kafka
 def test_kafka_keeps_its_log_over_sigkill(own_kafka: KafkaBroker) -> None:
-    kafka = Kafka(own_kafka.bootstrap_servers, own_kafka.kind)
-    kafka.create_topics({"kept": 3})
-    own_kafka.restart()
+    _keeps_topics_over_sigkill(own_kafka)
+
+
+def _keeps_topics_over_sigkill(broker: KafkaBroker) -> None:
     from confluent_kafka.admin import AdminClient
 
-    topics = AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=10).topics
+    Kafka(broker.bootstrap_servers, broker.kind).create_topics({"kept": 3})
+    broker.restart()
+    topics = AdminClient({"bootstrap.servers": broker.bootstrap_servers}).list_topics(timeout=10).topics
     assert len(topics["kept"].partitions) == 3
 
 
@@ -75,6 +92,15 @@ def test_rabbitmq_gives_virtual_hosts(own_rabbitmq: RabbitMQ) -> None:
         assert wait_until(lambda: channel.basic_get("q", no_ack=True)).body == "hello"
 
 
+@contextmanager
+def _started(*, mock: bool = True) -> Iterator[KafkaBroker]:
+    broker = start_kafka(mock=mock)
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
 def test_a_given_kafka_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     with MockKafka() as somebody_elses:
         monkeypatch.setenv(ADDRESS_VARIABLE, somebody_elses.bootstrap_servers)
@@ -88,10 +114,48 @@ def test_without_docker_and_java_the_mock_cluster_will_do(monkeypatch: pytest.Mo
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-    with start_kafka() as broker:
+    with _started() as broker:
         assert (broker.kind, broker.real, broker.answers()) == ("mock", False, True)
     with pytest.raises(ServiceUnavailable, match=r"no Docker engine answers.*; Apache Kafka: no java on PATH"):
         start_kafka(mock=False)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """What speaks Docker's API and has Apache Kafka itself as the container."""
+    monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+    try:
+        ApacheKafka().stop()
+    except ServiceUnavailable as error:
+        unavailable(error)
+    with docker_engine() as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.host)
+        # On a machine that is itself a container testcontainers would look for the network that both share.
+        monkeypatch.setattr(testcontainers_config, "connection_mode_override", ConnectionMode.docker_host)
+        yield engine
+        Reaper.delete_instance()
+    assert not engine.containers
+
+
+def test_where_an_engine_answers_kafka_runs_in_a_container_and_keeps_its_data(engine: Engine) -> None:
+    with _started(mock=False) as broker:
+        assert (broker.kind, broker.real, broker.answers()) == ("container", True, True)
+        assert len(engine.containers) == 2, "Kafka, and the reaper that removes it if this process is killed"
+        _keeps_topics_over_sigkill(broker)
+    assert len(engine.containers) == 1
+
+
+def test_a_container_that_ends_shows_its_log(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(kafka._SETTINGS, "offsets.topic.num.partitions", "many")
+    with pytest.raises(NotReady, match=r"Kafka's container is exited; (?s:.)*offsets\.topic\.num\.partitions"):
+        start_kafka(mock=False)
+    assert len(engine.containers) == 1
+
+
+def test_an_engine_that_cannot_have_the_image_is_passed_over(engine: Engine) -> None:
+    engine.images = frozenset({RYUK_IMAGE})
+    with pytest.raises(ServiceUnavailable, match="Kafka's container: pull access denied"):
+        ContainerKafka().__enter__()
 
 
 def test_a_missing_service_skips_and_on_ci_fails(monkeypatch: pytest.MonkeyPatch) -> None:
