@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -100,7 +100,7 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
 
 def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
     if runtime.database.dialect == "postgresql" and transactions.is_own(runtime) and _inserted_at_once(runtime, new):
-        runtime.bell.ring()
+        _ring(runtime, [new])
         return False
     for is_last in (False, True):
         try:
@@ -112,8 +112,13 @@ def _insert_alone(runtime: Runtime, new: NewOperation, own_id: bool) -> bool:
             # not: under the same ID a second one changes nothing.
             if is_last or not error.connection_invalidated:
                 raise
-    runtime.bell.ring()
+    _ring(runtime, [new])
     return known and not own_id
+
+
+def _ring(runtime: Runtime, committed: Sequence[NewOperation]) -> None:
+    for has_account in {one.account is not None for one in committed}:
+        runtime.bell.ring("passes" if has_account else "delivery")
 
 
 def _inserted_at_once(runtime: Runtime, new: NewOperation) -> bool:
@@ -149,7 +154,7 @@ def enqueue_many(task: DurableTask[..., Any], calls: Iterable[Any], *, batch_row
             duplicates += known
             count += len(batch) - len(known)
             if not transactions.in_callers_transaction():
-                runtime.bell.ring()
+                _ring(runtime, batch)
     except Exception as error:
         if not transactions.in_callers_transaction():
             error.add_note(f"enqueue_many: {count} operations of batches before this one are committed")

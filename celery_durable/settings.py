@@ -128,7 +128,7 @@ class Settings(KafkaSettings, Configuration):
         default=200, ge=1, le=10_000, description="Overdue, expired or ended rows handled in one transaction."
     )
     poll_min_ms: int = Field(
-        default=5, ge=1, le=60_000, description="Shortest pause of a dispatcher's loop, while there is work."
+        default=20, ge=1, le=60_000, description="Shortest pause of a dispatcher's loop, while there is work."
     )
     poll_max_ms: int = Field(
         default=250, ge=1, le=600_000, description="Longest pause of a dispatcher's loop, when idle."

@@ -13,7 +13,7 @@ from kombu import Queue
 from sqlalchemy import Row, event, func, insert, select, text, update
 
 from celery_durable.dispatcher.delivery import BREATH_S, Delivery
-from celery_durable.dispatcher.passes import Passes
+from celery_durable.dispatcher.passes import AfterCommit, Passes, together_or_one_by_one
 from celery_durable.dispatcher.recovery import Recovery
 from celery_durable.dispatcher.retention import Retention
 from celery_durable.permits.messages import AccountReply, AccountReport, ReplyGroup
@@ -198,9 +198,13 @@ class Service:
 
     def apply(self, *replies: AccountReply, passes: Passes | None = None) -> None:
         """Applies replies as the reply reader does."""
-        with self.database.transaction() as connection:
-            after_commit = (passes or self.passes()).apply_replies(connection, replies)
-        after_commit()
+        sink = passes or self.passes()
+
+        def in_one_transaction(one_by_one: bool) -> AfterCommit:
+            with self.database.transaction() as connection:
+                return sink.apply_replies(connection, replies, one_by_one=one_by_one)
+
+        together_or_one_by_one(in_one_transaction)()
 
     def lease(self, permits: int, *, account: str = "acme", group: str = "", **fields: Any) -> None:
         """The account's newest report went out, and the holder answered it with a lease."""

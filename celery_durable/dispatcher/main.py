@@ -60,15 +60,15 @@ UNHINTED_PAUSE_MAX_S = 5.0
 """Longest pause of a loop that the watch hints: its own look is the net for a watch that fails."""
 BUSY_MIN = 50
 """From so many operations on that were sent and have not started, workers are busy for longer than ``BREATH_S``."""
-AWAKE_S = 2 * RING_EVERY_S
-"""So long after it found something new the watch looks every ``poll_min_ms``."""
+AWAKE_S = 5 * RING_EVERY_S
+"""So long after it was rung or found something new the watch looks every ``poll_min_ms``."""
 
 
 class Dispatcher:
     """The loops of one dispatcher, and the hints that they give each other. A lost hint costs one pause.
 
     The watch looks for the others, every ``poll_max_ms``: an idle dispatcher costs one statement then, not one a loop.
-    It looks at once when the bell rings, and often for a while after it found something new.
+    It looks often for a while after the bell rang, or it found something new: most rings are left out then.
     """
 
     def __init__(self, app: Celery, runtime: Runtime) -> None:
@@ -78,6 +78,7 @@ class Dispatcher:
         self._found = NOTHING
         self._awake_until_s = 0.0
         self._look_at_s = 0.0
+        self._pace_s = settings.poll_min_ms / 1000
         self._delivery = Delivery(app, runtime, on_wakes=self._wake_passes)
         self._relay = Relay(runtime.database, runtime.tables.outbox, settings, batch_max=settings.relay_batch_max)
         passes = Passes(runtime, hand_over=self._hand_over)
@@ -142,12 +143,11 @@ class Dispatcher:
         )
 
     def _look(self) -> float:
-        # Many processes may ring, each ten times a second.
+        # Many processes may ring.
         pause_s = self._look_at_s - time.monotonic()
         if pause_s > 0:
             return pause_s
-        pace_s = self._runtime.settings.poll_min_ms / 1000
-        self._look_at_s = time.monotonic() + pace_s
+        self._look_at_s = time.monotonic() + self._pace_s
         with self._runtime.database.autocommit() as connection:
             pending = self._watch.look(connection)
         for is_pending, loop in (
@@ -162,10 +162,19 @@ class Dispatcher:
         if pending not in (NOTHING, self._found):
             self._awake_until_s = time.monotonic() + AWAKE_S
         self._found = pending
-        return pace_s if time.monotonic() < self._awake_until_s else float("inf")
+        return self._pace_s if time.monotonic() < self._awake_until_s else float("inf")
 
     def _listen(self) -> None:
-        if self._listener.wait():
+        rung = self._listener.wait()
+        if "passes" in rung:
+            self._wake_passes()
+        if "delivery" in rung:
+            self._wake_delivery()
+        if rung:
+            now_s = time.monotonic()
+            self._awake_until_s = now_s + AWAKE_S
+            if self._look_at_s < now_s:  # what it rang for is under way: the watch is for what comes after it
+                self._look_at_s = now_s + self._pace_s
             self._watch_loop.wake()
 
     def _workers_are_busy(self) -> bool:

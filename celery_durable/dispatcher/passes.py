@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -29,11 +30,15 @@ from celery_durable.permits.queue import (
 )
 from celery_durable.runtime import Runtime
 from celery_durable.store import counters, outbox
-from celery_durable.store.accounts import REPORT_SEQ, Accounts, AccountWrite, client_identity
+from celery_durable.store.account_sql import REPORT_SEQ
+from celery_durable.store.accounts import Accounts, AccountWrite, client_identity
 from celery_durable.store.admission import Admission, Admitted
+from celery_durable.store.offsets import OffsetMoved
 from celery_durable.store.sending import Resends
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 REPORT_SLOT = "report"
 """Outbox slot of an account's report: a newer one replaces the unsent one."""
@@ -71,6 +76,24 @@ def _forget(admitted: Sequence[Admitted]) -> None:
     """For a process without a delivery of its own: another one sends when the resend time has come."""
 
 
+_OF_THE_DATABASE = (OperationalError, InterfaceError)
+
+
+def together_or_one_by_one(do: Callable[[bool], T]) -> T:
+    """``do(False)``: a transaction for all accounts; where that fails, ``do(True)``: the same, account by account.
+
+    Savepoints, which a failing account needs so that it fails alone (case F5), cost two trips: hardly any needs them.
+    What the database itself fails is raised.
+    """
+    try:
+        return do(False)
+    except (*_OF_THE_DATABASE, OffsetMoved):
+        raise
+    except Exception as error:  # noqa: BLE001 - the second try says which account it is
+        logger.info("accounts are done one by one, since one of them fails: %s: %s", type(error).__name__, error)
+        return do(True)
+
+
 class Passes:
     """Brings accounts up to date. Any number of processes may do so for one database: they share by row locks.
 
@@ -100,29 +123,40 @@ class Passes:
         limit = self._settings.pass_accounts_max
         # So many of those found may be resting after a failure: they must not take the place of others.
         resting = len(self._failures) - len(self._ready(self._failures))
+        due_max = max(1, limit // 2)
         with self._database.autocommit() as connection:
-            overdue, next_s = self._accounts.due(connection, max(1, limit // 2) + resting)
-            due = self._ready(overdue)[: max(1, limit // 2)]
-            most = max(1, limit - len(due)) + resting
-            woken = self._accounts.woken(connection, self._after, most)
+            pending = self._accounts.pending(
+                connection, due_max=due_max + resting, after=self._after, woken_max=limit + resting
+            )
+        due = self._ready(pending.due)[:due_max]
+        most = max(1, limit - len(due)) + resting
+        woken = pending.woken[:most]
         chosen = self._ready(dict.fromkeys([*due, *woken]))
-        self._forget_failures({*overdue, *woken})
+        self._forget_failures({*pending.due, *woken})
         # Only where more were woken than one batch takes does it matter with which the next one begins.
         self._after = woken[-1] if len(woken) >= most else ""
         if not chosen:
-            return min([next_s, *self._failure_pauses()])
-        with self._database.transaction("passes.step") as transaction:
-            batch = self._bring_up_to_date(transaction, chosen, {})
+            return min([pending.next_s, *self._failure_pauses()])
+
+        def in_one_transaction(one_by_one: bool) -> _Batch:
+            with self._database.transaction("passes.step") as transaction:
+                return self._bring_up_to_date(transaction, chosen, {}, one_by_one=one_by_one)
+
+        batch = together_or_one_by_one(in_one_transaction)
         self._hand_over(batch.admitted)
         self._note(chosen, batch)
         return None if batch.done else CONTENTION_PAUSE_S
 
-    def apply_replies(self, connection: Connection, replies: Sequence[AccountReply]) -> AfterCommit:
+    def apply_replies(
+        self, connection: Connection, replies: Sequence[AccountReply], *, one_by_one: bool = False
+    ) -> AfterCommit:
         """Applies the holder's replies in the caller's transaction, waiting for the accounts' locks.
 
-        Of several replies for one account only the newest counts, as if the others had been lost (rule 5). A reply
-        that fails is logged and skipped: the holder repeats it until it is acknowledged. To be called once in a
-        transaction, before it touches another row that passes write: all locks are taken in one order.
+        Of several replies for one account only the newest counts, as if the others had been lost (rule 5). To be
+        called once in a transaction, before it touches another row that passes write: all locks are taken in one order.
+
+        :param one_by_one: a reply that fails is logged and skipped, since the holder repeats it until it is
+            acknowledged; else it fails all of them (see :func:`together_or_one_by_one`).
         """
         newest: dict[str, AccountReply] = {}
         core = self._core_settings(connection)
@@ -135,7 +169,7 @@ class Passes:
                 newest[reply.account] = reply
         if not newest:
             return lambda: None
-        batch = self._bring_up_to_date(connection, sorted(newest), newest)
+        batch = self._bring_up_to_date(connection, sorted(newest), newest, one_by_one=one_by_one)
         for account, error in batch.failed.items():
             logger.error("account %r: its reply was not applied: %s: %s", account, type(error).__name__, error)
         return lambda: self._hand_over(batch.admitted)
@@ -172,27 +206,25 @@ class Passes:
         return self._core
 
     def _bring_up_to_date(
-        self, connection: Connection, accounts: Sequence[str], replies: Mapping[str, AccountReply]
+        self, connection: Connection, accounts: Sequence[str], replies: Mapping[str, AccountReply], *, one_by_one: bool
     ) -> _Batch:
-        # Outside of the savepoint, whose rollback would unlock them: they must not be waited for again once the counter
-        # is locked (see ``_sealed``).
+        # Outside of the savepoints, whose rollback would unlock them: they must not be waited for again once the
+        # counter is locked (see ``_sealed``).
         locked = self._accounts.lock(connection, accounts, wait=bool(replies))
         core = self._core_settings(connection)
         batch = _Batch()
-        left = [list(locked)] if locked else []
-        while left:
-            some = left.pop()
+        if locked and not one_by_one:
+            batch.admitted, batch.done = self._pass(connection, locked, replies, core), len(locked)
+            return batch
+        for account, state in locked.items():
             try:
                 with connection.begin_nested():
-                    batch.admitted += self._pass(connection, {key: locked[key] for key in some}, replies, core)
-                batch.done += len(some)
-            except (OperationalError, InterfaceError):
+                    batch.admitted += self._pass(connection, {account: state}, replies, core)
+                batch.done += 1
+            except _OF_THE_DATABASE:
                 raise
             except Exception as error:  # noqa: BLE001 - one failing account must not stop the others
-                if len(some) > 1:
-                    left = [[account] for account in reversed(some)]
-                    continue
-                batch.failed[some[0]] = error
+                batch.failed[account] = error
         # The row of an account that fails stays as it was: absent, if it was made for this.
         self._accounts.delete(connection, [account for account in batch.failed if locked[account] is None])
         return batch
@@ -209,12 +241,17 @@ class Passes:
             account: new_account(account) if state is None else AccountState.from_json(state)
             for account, state in locked.items()
         }
-        declared = self._accounts.take_wakes(connection, states)
-        now_ms, seq_newest = self._accounts.clock(connection)
-        counts = self._accounts.counts(connection, states)
+        facts = self._accounts.facts(connection, states)
+        counts, now_ms = facts.counts, facts.now_ms
         plans = {
             account: plan(
-                state, counts[account], replies.get(account), declared.get(account), now_ms, core, seq_newest=seq_newest
+                state,
+                counts[account],
+                replies.get(account),
+                facts.declared.get(account),
+                now_ms,
+                core,
+                seq_newest=facts.seq_newest,
             )
             for account, state in states.items()
         }

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaException
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
+from celery_durable.dispatcher.passes import together_or_one_by_one
 from celery_durable.kafka import client
 from celery_durable.kafka.consumer import Batch, PartitionReader
 from celery_durable.kafka.dead_letters import dead_letter, why_unreadable
@@ -32,8 +33,13 @@ BATCH_MAX = 500
 class ReplySink(Protocol):
     """What the replies are for: :class:`celery_durable.dispatcher.passes.Passes`."""
 
-    def apply_replies(self, connection: Connection, replies: Sequence[AccountReply]) -> Callable[[], None]:
-        """Brings the replies' accounts up to date in the caller's transaction. To call what it returns after commit."""
+    def apply_replies(
+        self, connection: Connection, replies: Sequence[AccountReply], *, one_by_one: bool
+    ) -> Callable[[], None]:
+        """Brings the replies' accounts up to date in the caller's transaction. To call what it returns after commit.
+
+        :param one_by_one: a reply that fails is left out.
+        """
 
     def restored(self, connection: Connection) -> None:
         """The database was restored from a backup: voids all permits, before anything is admitted (section 8)."""
@@ -119,11 +125,15 @@ class ReplyReader:
                 replies.append(reply)
             else:
                 dead.append(dead_letter(self._settings, message, reply))
-        with self._runtime.database.transaction("replies.apply") as connection:
-            offsets.advance(connection, tables.offsets, batch.old, batch.new)
-            after_commit = self._sink.apply_replies(connection, replies)
-            outbox.stage(connection, tables.outbox, dead)
-        after_commit()
+
+        def in_one_transaction(one_by_one: bool) -> Callable[[], None]:
+            with self._runtime.database.transaction("replies.apply") as connection:
+                offsets.advance(connection, tables.offsets, batch.old, batch.new)
+                after_commit = self._sink.apply_replies(connection, replies, one_by_one=one_by_one)
+                outbox.stage(connection, tables.outbox, dead)
+                return after_commit
+
+        together_or_one_by_one(in_one_transaction)()
         if self._on_applied is not None:
             self._on_applied()
 

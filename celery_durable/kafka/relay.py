@@ -63,6 +63,8 @@ class Relay:
         self._deadline_s = (settings.kafka_publish_deadline_ms + _GRACE_MS / 2) / 1000
         self._producer: Producer | None = None
         self._broken: str | None = None
+        self._due_at_s = 0.0
+        """When to look again (monotonic), if nothing wakes it: a row is due then that was not when it looked last."""
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
         self._sent: list[Outgoing] = []
         self._not_sent: list[Outgoing] = []
@@ -72,12 +74,16 @@ class Relay:
         """Sends one batch. As :data:`celery_durable.scheduling.loop.Step`: None, or seconds until a row is due."""
         producer = self._usable_producer()
         self._poll(producer, 0)
-        due_s = self._send_due(producer)
+        claimed = self._send_due(producer)
         if self._in_flight and self._broken is None:
             self._poll(producer, REPORT_WAIT_S)
         self._give_up_overdue()
         settled = self._settle()
-        return None if settled or self._in_flight else due_s
+        if self._in_flight:
+            return None
+        if not claimed and not settled:
+            self._look()
+        return max(0.0, self._due_at_s - time.monotonic())
 
     def close(self) -> None:
         """Ends the producer. What Kafka has not acknowledged stays in the outbox."""
@@ -89,24 +95,27 @@ class Relay:
         self._retire("closed")
         self._settle()
 
-    def _send_due(self, producer: Producer) -> float:
-        """Claims and produces what is due, as far as there is room. Returns the seconds until the next is due."""
+    def _send_due(self, producer: Producer) -> bool:
+        """Claims and produces what is due, as far as there is room. True if there was anything."""
         room = min(self._batch_max, self._batch_max * _BATCHES_IN_FLIGHT - len(self._in_flight))
         if room <= 0:
-            return REPORT_WAIT_S
-        with self._database.reading() as connection:
-            due_ms = rows.due_in_ms(connection, self._outbox)
-        if due_ms is None:
-            return float("inf")
-        if due_ms > 0:
-            return due_ms / 1000
+            return False
         hold_ms = self._settings.kafka_publish_deadline_ms + _GRACE_MS
         with self._database.one_write("relay.claim") as connection:
             claimed = rows.claim(connection, self._outbox, limit=room, hold_ms=hold_ms)
         for row in claimed:
             self._produce(producer, row)
-        # None claimed: another relay has them.
-        return 0.0 if claimed else float("inf")
+        if len(claimed) == room:
+            self._due_at_s = 0.0
+        return bool(claimed)
+
+    def _look(self) -> None:
+        with self._database.reading() as connection:
+            due_ms = rows.due_in_ms(connection, self._outbox)
+        if due_ms is None or due_ms <= 0:  # what is due and was not claimed is another relay's
+            self._due_at_s = float("inf")
+        else:
+            self._due_at_s = time.monotonic() + due_ms / 1000
 
     def _produce(self, producer: Producer, row: Outgoing) -> None:
         self._in_flight[row.no, row.version] = _InFlight(row, time.monotonic())
@@ -181,6 +190,8 @@ class Relay:
                 retry_min_ms=self._retry_min_ms,
                 retry_max_ms=self._retry_max_ms,
             )
+        if not_sent:
+            self._due_at_s = 0.0
         self._sent, self._not_sent = [], []
         return True
 

@@ -7,39 +7,22 @@ accounts that it has locked, and counts afterwards, so what a wake announced is 
 from __future__ import annotations
 
 import uuid
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    Connection,
-    Integer,
-    Select,
-    Table,
-    Text,
-    bindparam,
-    cast,
-    delete,
-    func,
-    insert,
-    literal,
-    select,
-    update,
-)
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import Connection, Select, Table, bindparam, delete, insert, select, update
 
 from celery_durable.errors import ConfigurationError
 from celery_durable.permits.messages import Declared, Reason
 from celery_durable.permits.queue import AccountState, GroupCounts, new_account, restored_account
+from celery_durable.store import account_sql
+from celery_durable.store.account_sql import WRITTEN
+from celery_durable.store.arrays import parameters
 from celery_durable.store.clock import now_ms
-from celery_durable.store.schema import PERMIT_STATES, QUEUED, Tables
-from celery_durable.store.sql import Dialect, among, database_now, dialect_of, execute_many, in_states, insert_new
-
-REPORT_SEQ = "report_seq"
-"""The counter that numbers this database's reports."""
+from celery_durable.store.schema import Tables
+from celery_durable.store.sql import Dialect, among, dialect_of, execute_many, insert_new
 
 Counts = dict[str, dict[str, GroupCounts]]
 """By account, by group."""
@@ -95,6 +78,31 @@ class AccountWrite:
     reply: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What needs a pass."""
+
+    due: Sequence[str]
+    """Accounts that are due, longest overdue first."""
+    next_s: float
+    """Seconds until the next one is due, or inf; 0 if more are due than were asked for."""
+    woken: Sequence[str]
+    """Accounts with a wake."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What is so of locked accounts, all at one moment."""
+
+    now_ms: int
+    """The database's time in Unix ms."""
+    seq_newest: int
+    """The highest report ``seq`` ever drawn."""
+    declared: dict[str, Declared]
+    """What the accounts' wakes declared, the smallest each."""
+    counts: Counts
+
+
 class Accounts:
     """The statements, built once per process. All of them work inside the caller's transaction.
 
@@ -104,53 +112,37 @@ class Accounts:
     def __init__(self, tables: Tables, dialect: Dialect, *, waiting_count_max: int) -> None:
         self._tables = tables
         self._dialect: Dialect = dialect
-        self._next_woken = _next_woken(tables)
-        self._due = _due(tables)
-        self._take_wakes = _take_wakes(tables, dialect)
-        self._in_use = _in_use(tables, dialect)
-        self._waiting = _waiting(tables, dialect, waiting_count_max)
+        self._pending = account_sql.pending(tables)
+        self._facts = account_sql.facts(tables, waiting_count_max)
+        self._take_wakes = account_sql.take_wakes(tables, dialect)
+        self._in_use = account_sql.in_use(tables, dialect)
+        self._waiting = account_sql.waiting(tables, dialect, waiting_count_max)
         accounts = tables.accounts
         named = among(accounts.c.account, "accounts", dialect)
         rows = select(accounts.c.account, accounts.c.state).where(named).order_by(accounts.c.account)
         self._lock = {wait: rows.with_for_update(skip_locked=not wait) for wait in (False, True)}
-        self._create = {wait: _create(accounts, dialect, wait=wait) for wait in (False, True)}
+        self._create = {wait: account_sql.create(accounts, dialect, wait=wait) for wait in (False, True)}
         self._delete = delete(accounts).where(named)
         self._delete_wakes = delete(tables.wakes).where(among(tables.wakes.c.account, "accounts", dialect))
-        self._clock = select(
-            now_ms().label("now_ms"),
-            select(tables.counters.c.value).where(tables.counters.c.name == REPORT_SEQ).scalar_subquery().label("seq"),
-        )
-        self._write = (
-            update(accounts)
-            .where(accounts.c.account == bindparam("key"))
-            .values(
-                state=bindparam("state"),
-                blocked=bindparam("blocked", type_=JSON(none_as_null=True)),
-                due_at=bindparam("due_at"),
-                reply=func.coalesce(bindparam("reply", type_=Text), accounts.c.reply),
-            )
-        )
+        self._clock = account_sql.clock(tables)
+        self._write = account_sql.write(accounts)
+        self._write_many = account_sql.write_many(accounts)
 
-    def woken(self, connection: Connection, after: str, limit: int) -> list[str]:
-        """At most ``limit`` accounts with a wake, in order, from the first above ``after`` on and round again.
-
-        Its cost follows the accounts found, not the wakes they have.
+    def pending(self, connection: Connection, *, due_max: int, after: str, woken_max: int) -> Pending:
+        """At most so many accounts that are due, and that have a wake: in order, from the first above ``after`` on and
+        round again. Its cost follows the accounts found, not the wakes they have.
         """
-        found = list(connection.scalars(self._next_woken, {"after": after, "limit": limit}))
-        if after and len(found) < limit:
-            again = connection.scalars(self._next_woken, {"after": "", "limit": limit - len(found)})
-            # Never compared here: the database may sort in another order than Python.
-            found = list(dict.fromkeys([*found, *again]))
-        return found
-
-    def due(self, connection: Connection, limit: int) -> tuple[list[str], float]:
-        """(accounts that are due, longest overdue first; seconds until the next one is, or inf)."""
-        accounts: list[str] = []
-        for account, left_ms in connection.execute(self._due, {"limit": limit + 1}):
-            if left_ms > 0 or len(accounts) == limit:
-                return accounts, max(0.0, left_ms / 1000)
-            accounts.append(account)
-        return accounts, float("inf")
+        values = {"due_max": due_max + 1, "after": after, "woken_max": woken_max}
+        rows = connection.execute(self._pending, values).all()
+        if after and sum(row.left_ms is None for row in rows) < woken_max:
+            again = connection.execute(self._pending, {**values, "after": "", "due_max": 0})
+            rows = [*rows, *again]
+        # Sorted by what the database says: it may sort names in another order than Python.
+        woken = dict.fromkeys(row.account for row in rows if row.left_ms is None)
+        by_due = sorted((row.left_ms, row.account) for row in rows if row.left_ms is not None)
+        overdue = [account for left_ms, account in by_due[:due_max] if left_ms <= 0]
+        rest_ms = [max(0, left_ms) for left_ms, _ in by_due[len(overdue) :]]
+        return Pending(overdue, min(rest_ms, default=float("inf")) / 1000, list(woken)[:woken_max])
 
     def lock(self, connection: Connection, keys: Collection[str], *, wait: bool) -> dict[str, str | None]:
         """Locks the accounts' rows until the transaction ends, creating those that are missing.
@@ -184,42 +176,48 @@ class Accounts:
         row = connection.execute(self._clock).one()
         return int(row.now_ms), int(row.seq or 0)
 
-    def take_wakes(self, connection: Connection, locked: Collection[str]) -> dict[str, Declared]:
-        """Deletes the wakes of accounts that the caller has locked. Returns what they declare, the smallest each."""
-        parameters = {"accounts": sorted(locked)}
-        rows = connection.execute(self._take_wakes, parameters).all()
-        if self._dialect == "sqlite" and rows:
-            # SQLite has no DELETE in a WITH; its one writer lock keeps other wakes out between the two statements.
-            connection.execute(self._delete_wakes, parameters)
-        return {
-            row.account: Declared(limit=row.limit, group_limit=row.group_limit, mutex=bool(row.mutex))
-            for row in rows
-            if row.limit is not None or row.group_limit is not None or row.mutex
-        }
-
-    def counts(self, connection: Connection, locked: Collection[str]) -> Counts:
-        """In use and waiting of each group. To be called after :meth:`take_wakes`.
+    def facts(self, connection: Connection, locked: Collection[str]) -> Facts:
+        """Deletes the wakes of accounts that the caller has locked, and reads what is so: what a wake announced is
+        counted.
 
         Its cost follows the groups and what they use, not how many operations wait (case A29).
         """
-        parameters = {"accounts": sorted(locked)}
-        found: Counts = {key: {} for key in locked}
-        for account, group, in_use in connection.execute(self._in_use, parameters):
-            found[account][group] = GroupCounts(in_use=int(in_use))
-        for account, group, waiting, oldest_wait_ms in connection.execute(self._waiting, parameters):
-            before = found[account].get(group)
-            found[account][group] = GroupCounts(
-                in_use=before.in_use if before else 0,
-                waiting=int(waiting),
-                oldest_wait_ms=max(0, int(oldest_wait_ms or 0)),
-            )
-        return found
+        keys = {"accounts": sorted(locked)}
+        facts = Facts(0, 0, {}, {key: {} for key in locked})
+        for kind, account, group, *numbers in self._fact_rows(connection, keys):
+            if kind == "clock":
+                facts.now_ms, facts.seq_newest = int(numbers[0]), int(numbers[1] or 0)
+            elif kind == "declared":
+                limit, group_limit, mutex = numbers
+                if limit is not None or group_limit is not None or mutex:
+                    facts.declared[account] = Declared(limit=limit, group_limit=group_limit, mutex=bool(mutex))
+            else:
+                before = facts.counts[account].get(group, GroupCounts())
+                facts.counts[account][group] = (
+                    replace(before, in_use=int(numbers[0]))
+                    if kind == "in_use"
+                    else replace(before, waiting=int(numbers[0]), oldest_wait_ms=max(0, int(numbers[1] or 0)))
+                )
+        return facts
+
+    def _fact_rows(self, connection: Connection, keys: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
+        if self._dialect == "postgresql":
+            return connection.execute(self._facts, keys)
+        # SQLite has no DELETE in a WITH; its one writer lock keeps all others out between the statements.
+        found: list[Sequence[Any]] = []
+        for account, *numbers in connection.execute(self._take_wakes, keys).all():
+            found.append(("declared", account, None, *numbers))
+        if found:
+            connection.execute(self._delete_wakes, keys)
+        found += [("in_use", *row, None, None) for row in connection.execute(self._in_use, keys)]
+        found += [("waiting", *row, None) for row in connection.execute(self._waiting, keys)]
+        return [*found, ("clock", None, None, *self.clock(connection), None)]
 
     def write(self, connection: Connection, writes: Iterable[AccountWrite]) -> None:
         """Writes locked rows."""
         rows: list[Mapping[str, Any]] = [
             {
-                "key": write.state.account,
+                "account": write.state.account,
                 "state": write.state.to_json(),
                 "blocked": dict(write.blocked) or None,
                 "due_at": write.due_at_ms,
@@ -227,7 +225,12 @@ class Accounts:
             }
             for write in writes
         ]
-        execute_many(connection, self._write, rows)
+        if not rows:
+            return
+        if self._dialect == "postgresql":
+            connection.exec_driver_sql(self._write_many, parameters(WRITTEN, rows))
+        else:
+            connection.execute(self._write, [{"key": row["account"], **row} for row in rows])
 
     def delete(self, connection: Connection, keys: Collection[str]) -> None:
         """Deletes locked rows."""
@@ -255,115 +258,3 @@ class Accounts:
             wake(connection, self._tables, [one.account for one in states])
             after, done = rows[-1].account, done + len(rows)
         return done
-
-
-def _create(accounts: Table, dialect: Dialect, *, wait: bool) -> Any:
-    """Makes rows that are missing. Who waits for no lock leaves out those that another transaction is making.
-
-    On PostgreSQL an insert waits for such a transaction in any case, while this one may hold locks that the other one
-    waits for. Therefore whoever makes a row has an advisory lock of its key first, which can be tried.
-    """
-    if dialect == "sqlite":
-        return insert_new(dialect, accounts).returning(accounts.c.account)
-    texts = postgresql.ARRAY(Text)
-    missing = select(
-        func.unnest(bindparam("accounts", type_=texts)).label("account"),
-        func.unnest(bindparam("states", type_=texts)).label("state"),
-    ).subquery("missing")
-    key = func.hashtextextended(missing.c.account, zlib.crc32(accounts.fullname.encode()))
-    have = cast(func.pg_advisory_xact_lock(key), Text).is_not(None) if wait else func.pg_try_advisory_xact_lock(key)
-    source = select(missing.c.account, missing.c.state).where(have)
-    made = insert_new(dialect, accounts).from_select(["account", "state"], source)
-    return made.returning(accounts.c.account)
-
-
-def _next_woken(tables: Tables) -> Select[Any]:
-    wakes = tables.wakes
-    first = select(func.min(wakes.c.account).label("account"), literal(1).label("place")).where(
-        wakes.c.account > bindparam("after")
-    )
-    walk = first.cte("woken", recursive=True)
-    following = select(func.min(wakes.c.account)).where(wakes.c.account > walk.c.account).scalar_subquery()
-    limit = cast(bindparam("limit"), Integer)
-    walk = walk.union_all(select(following, walk.c.place + 1).where(walk.c.account.is_not(None), walk.c.place < limit))
-    return select(walk.c.account).where(walk.c.account.is_not(None))
-
-
-def _due(tables: Tables) -> Select[Any]:
-    accounts = tables.accounts
-    return (
-        select(accounts.c.account, (accounts.c.due_at - database_now()).label("left_ms"))
-        .where(accounts.c.due_at.is_not(None))
-        .order_by(accounts.c.due_at)
-        .limit(bindparam("limit"))
-    )
-
-
-def _take_wakes(tables: Tables, dialect: Dialect) -> Select[Any]:
-    wakes = tables.wakes
-    chosen = among(wakes.c.account, "accounts", dialect)
-    if dialect == "postgresql":
-        gone = delete(wakes).where(chosen).returning(*wakes.c).cte("gone")
-        return _smallest_declared(gone)
-    return _smallest_declared(wakes).where(chosen)
-
-
-def _smallest_declared(wakes: Any) -> Select[Any]:
-    return select(
-        wakes.c.account,
-        func.min(wakes.c.limit).label("limit"),
-        func.min(wakes.c.group_limit).label("group_limit"),
-        func.max(cast(wakes.c.mutex, Integer)).label("mutex"),
-    ).group_by(wakes.c.account)
-
-
-def _in_use(tables: Tables, dialect: Dialect) -> Select[Any]:
-    operations = tables.operations
-    return (
-        select(operations.c.account, operations.c.group, func.count())
-        .where(
-            among(operations.c.account, "accounts", dialect),
-            operations.c.account.is_not(None),
-            in_states(operations, PERMIT_STATES),
-        )
-        .group_by(operations.c.account, operations.c.group)
-    )
-
-
-def _waiting(tables: Tables, dialect: Dialect, count_max: int) -> Select[Any]:
-    """A loose index scan: one step an (account, group), whatever waits in it."""
-    accounts, operations = tables.accounts, tables.operations
-    first, following, counted, head = (operations.alias(name) for name in ("first", "following", "counted", "head"))
-    walk = (
-        select(
-            accounts.c.account,
-            select(func.min(first.c.group))
-            .where(first.c.account == accounts.c.account, in_states(first, (QUEUED,)))
-            .scalar_subquery()
-            .label("group"),
-        )
-        .where(among(accounts.c.account, "accounts", dialect))
-        .cte("walk", recursive=True)
-    )
-    next_group = (
-        select(func.min(following.c.group))
-        .where(
-            following.c.account == walk.c.account,
-            following.c.group > walk.c.group,
-            in_states(following, (QUEUED,)),
-        )
-        .scalar_subquery()
-    )
-    walk = walk.union_all(select(walk.c.account, next_group).where(walk.c.group.is_not(None)))
-
-    def of_group(table: Any) -> list[Any]:
-        return [table.c.account == walk.c.account, table.c.group == walk.c.group, in_states(table, (QUEUED,))]
-
-    def in_order(statement: Any, table: Any) -> Any:
-        # The order costs nothing in the index, and keeps the planner from a scan that would first pass all that ended.
-        return statement.where(*of_group(table)).order_by(table.c.priority.desc(), table.c.order_no).correlate(walk)
-
-    capped = in_order(select(literal(1).label("one")), counted).limit(count_max).subquery()
-    waiting = select(func.count()).select_from(capped).scalar_subquery()
-    oldest = in_order(select(database_now() - head.c.enqueued_at), head).limit(1).scalar_subquery()
-    return select(walk.c.account, walk.c.group, waiting, oldest).where(walk.c.group.is_not(None))

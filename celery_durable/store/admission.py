@@ -12,11 +12,13 @@ from typing import Any
 
 from sqlalchemy import (
     ARRAY,
+    Column,
     Connection,
     Integer,
     Select,
     Text,
     Update,
+    any_,
     bindparam,
     cast,
     column,
@@ -48,8 +50,9 @@ class Admission:
 
     def __init__(self, tables: Tables, dialect: Dialect, resends: Resends) -> None:
         self._dialect: Dialect = dialect
-        self._first = _first_lateral(tables) if dialect == "postgresql" else _first(tables)
-        self._admit = _admit(tables, dialect, resends)
+        self._first = _first(tables)
+        self._admit = _admit(tables, resends).where(among(tables.operations.c.order_no, "numbers", dialect))
+        self._admit_first = _admit_first(tables, resends)
 
     def admit(
         self, connection: Connection, wanted: Mapping[tuple[str, str], int]
@@ -61,41 +64,40 @@ class Admission:
         wanted = {key: count for key, count in wanted.items() if count > 0}
         if not wanted:
             return {}
+        admitted: dict[tuple[str, str], list[Admitted]] = {}
+        for row in self._admitted(connection, wanted):
+            one = Admitted(row.order_no, row.id, row.generation, row.attempt, row.queue)
+            admitted.setdefault((row.account, row.group), []).append(one)
+        return admitted
+
+    def _admitted(self, connection: Connection, wanted: Mapping[tuple[str, str], int]) -> Sequence[Any]:
         if self._dialect == "postgresql":
             parameters: dict[str, Any] = {
                 "accounts": [account for account, _ in wanted],
                 "groups": [group for _, group in wanted],
                 "counts": list(wanted.values()),
             }
-            rows = connection.execute(self._first, parameters).all()
-        else:
-            rows = [
-                row
-                for (account, group), count in wanted.items()
-                for row in connection.execute(self._first, {"account": account, "group": group, "count": count})
-            ]
-        admitted: dict[tuple[str, str], list[Admitted]] = {}
-        for row in rows:
-            one = Admitted(row.order_no, row.id, row.generation, row.attempt, row.queue)
-            admitted.setdefault((row.account, row.group), []).append(one)
-        numbers: Sequence[int] = sorted(row.order_no for row in rows)
-        for some in parts(numbers):
+            rows = connection.execute(self._admit_first, parameters).all()
+            return sorted(rows, key=lambda row: (-row.priority, row.order_no))
+        rows = [
+            row
+            for (account, group), count in wanted.items()
+            for row in connection.execute(self._first, {"account": account, "group": group, "count": count})
+        ]
+        for some in parts(sorted(row.order_no for row in rows)):
             connection.execute(self._admit, {"numbers": some})
-        return admitted
+        return rows
+
+
+def _picked(tables: Tables) -> list[Column[Any]]:
+    names = ("order_no", "id", "generation", "attempt", "queue", "account", "group", "priority")
+    return [tables.operations.c[name] for name in names]
 
 
 def _queued(tables: Tables, account: Any, group: Any) -> Select[Any]:
     operations = tables.operations
     return (
-        select(
-            operations.c.order_no,
-            operations.c.id,
-            operations.c.generation,
-            operations.c.attempt,
-            operations.c.queue,
-            operations.c.account,
-            operations.c.group,
-        )
+        select(*_picked(tables))
         .where(operations.c.account == account, operations.c.group == group, in_states(operations, (QUEUED,)))
         .order_by(operations.c.priority.desc(), operations.c.order_no)
         .with_for_update(skip_locked=True)
@@ -106,8 +108,8 @@ def _first(tables: Tables) -> Select[Any]:
     return _queued(tables, bindparam("account"), bindparam("group")).limit(bindparam("count"))
 
 
-def _first_lateral(tables: Tables) -> Select[Any]:
-    """The same for many groups at once."""
+def _admit_first(tables: Tables, resends: Resends) -> Any:
+    """All of it in one statement, for many groups at once."""
     names = func.unnest(
         cast(bindparam("accounts"), ARRAY(Text)),
         cast(bindparam("groups"), ARRAY(Text)),
@@ -117,18 +119,19 @@ def _first_lateral(tables: Tables) -> Select[Any]:
         column("account", Text), column("group", Text), column("count", Integer)
     ).render_derived("wanted")
     picked = _queued(tables, wanted.c.account, wanted.c.group).limit(wanted.c.count).lateral("picked")
-    return select(picked).select_from(wanted.join(picked, true()))
-
-
-def _admit(tables: Tables, dialect: Dialect, resends: Resends) -> Update:
+    first = select(picked.c.order_no).select_from(wanted.join(picked, true())).cte("first")
     operations = tables.operations
-    return (
-        update(operations)
-        .where(among(operations.c.order_no, "numbers", dialect))
-        .values(
-            state=ADMITTED,
-            admitted_at=now_ms(),
-            due_at=now_ms() + resends.delay_ms(operations.c.sends),
-            sends=operations.c.sends + 1,
-        )
+    # As an array: of a join PostgreSQL would believe that it is long, and read the whole table for it.
+    numbers = func.array(select(first.c.order_no).scalar_subquery())
+    admit = _admit(tables, resends).where(operations.c.order_no == any_(numbers))
+    return admit.returning(*_picked(tables))
+
+
+def _admit(tables: Tables, resends: Resends) -> Update:
+    operations = tables.operations
+    return update(operations).values(
+        state=ADMITTED,
+        admitted_at=now_ms(),
+        due_at=now_ms() + resends.delay_ms(operations.c.sends),
+        sends=operations.c.sends + 1,
     )

@@ -234,7 +234,7 @@ class Attempts:
         crashpoint(place, "after_commit")
         if row is not None:
             if row[1] is not None and self._bell is not None:
-                self._bell.ring(held=True)
+                self._bell.ring("passes", held=True)
             return str(row[2])
         state, earlier = self._written(attempt)
         if outcome == (earlier or state):

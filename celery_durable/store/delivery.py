@@ -30,7 +30,7 @@ from celery_durable.store.admission import Admitted
 from celery_durable.store.clock import now_ms
 from celery_durable.store.schema import ADMITTED, SCHEDULED, Tables
 from celery_durable.store.sending import Resends, sent, unsent
-from celery_durable.store.sql import Dialect, among, database_now, execute_many, in_states
+from celery_durable.store.sql import Dialect, among, database_now, execute_many, in_states, not_waiting_for_disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Deliveries:
     def __init__(self, tables: Tables, dialect: Dialect, resends: Resends) -> None:
         self._queues = _queues(tables, dialect)
         self._sent = _sent(tables)
-        self._claim_new = _claim(tables, resends, new=True)
-        self._claim_again = _claim(tables, resends, new=False)
+        self._claim_new = _claim(tables, dialect, resends, new=True)
+        self._claim_again = _claim(tables, dialect, resends, new=False)
         self._give_back = _give_back(tables, resends)
         self._put_back = _put_back(tables)
         self._load = _load(tables, dialect)
@@ -223,7 +223,7 @@ def _until(tables: Tables) -> ColumnElement[bool]:
     return tables.operations.c.due_at <= bindparam("until", type_=BigInteger)
 
 
-def _claim(tables: Tables, resends: Resends, *, new: bool) -> Any:
+def _claim(tables: Tables, dialect: Dialect, resends: Resends, *, new: bool) -> Any:
     operations = tables.operations
     sends = operations.c.sends
     due = (
@@ -241,6 +241,8 @@ def _claim(tables: Tables, resends: Resends, *, new: bool) -> Any:
             operations.c.generation,
             operations.c.attempt,
             operations.c.queue,
+            # Forgotten, it is due still, and a second message of it is dropped (rule 8).
+            *([not_waiting_for_disk()] if dialect == "postgresql" else []),
         )
     )
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, Table, Update, any_, bindparam, literal_column, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Table,
+    Update,
+    any_,
+    bindparam,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from celery_durable.store.clock import now_ms
@@ -37,6 +48,15 @@ def among(column: ColumnElement[Any], name: str, dialect: Dialect) -> ColumnElem
 def database_now() -> ScalarSelect[int]:
     """The database's time as a subquery, computed once a statement: only so does PostgreSQL search an index with it."""
     return select(now_ms()).scalar_subquery()
+
+
+def not_waiting_for_disk() -> ColumnElement[Any]:
+    """To be returned by a statement for PostgreSQL: its transaction's commit waits for no disk.
+
+    For what a crash of the server may forget, since all that it does is to spare a message that is sent again. What a
+    later transaction commits in the usual way takes it to the disk too.
+    """
+    return func.set_config("synchronous_commit", "off", literal_column("true"))
 
 
 def dialect_of(connection: Connection) -> Dialect:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import psycopg
 import pytest
@@ -22,6 +22,7 @@ from sqlalchemy import text
 from celery_durable import DurableTask
 from celery_durable.permits.messages import ReplyGroup
 from celery_durable.store.attempts import Attempt, Attempts, Ending
+from celery_durable.store.bell import Work
 from tests.dispatching import Service
 
 pytestmark = pytest.mark.postgresql
@@ -121,7 +122,7 @@ class World:
         self.service = Service(url)
         self.app = Celery("billing", broker="memory://", set_as_current=False)
         self.app._celery_durable_runtime = self.service.runtime  # type: ignore[attr-defined]
-        self.service.runtime.bell._silent_until_s = float("inf")
+        self.service.runtime.bell._silent_until_s = dict.fromkeys(get_args(Work), float("inf"))
         self.task = self.app.task(base=DurableTask, name="t", shared=False)(body)
         self.gated = self.app.task(base=DurableTask, name="g", shared=False, account="acme")(body)
         self.passes = self.service.passes()

@@ -93,7 +93,7 @@ def pages_of_work(service: Service, account: str, passes: Passes) -> int:
         service.end(service.ids("admitted", account=account)[0])
         assert passes.step() is None
     assert service.in_use(account) == 2
-    assert any("RECURSIVE walk" in statement for statement in pages), "the counts were looked at"
+    assert any("RECURSIVE gone" in statement for statement in pages), "the counts were looked at"
     return pages.total()
 
 
@@ -264,17 +264,17 @@ def test_a_release_while_a_pass_counts_is_seen_by_the_next(service: Service, mon
     service.lease(1)
     service.run_passes()
     own, other = service.again(), service.again()
-    counts = Accounts.counts
+    facts = Accounts.facts
     ended: list[str] = []
 
     def then_it_ends(*arguments: Any) -> Any:
-        found = counts(*arguments)
+        found = facts(*arguments)
         if not ended:
             ended.append("runs")
             other.end("runs")
         return found
 
-    monkeypatch.setattr(Accounts, "counts", then_it_ends)
+    monkeypatch.setattr(Accounts, "facts", then_it_ends)
     service.add("another")
     own.run_passes()
     assert ended

@@ -35,7 +35,9 @@ class Sink:
         self.committed = 0
         self.fail: Exception | None = None
 
-    def apply_replies(self, connection: Connection, replies: Sequence[AccountReply]) -> Callable[[], None]:
+    def apply_replies(
+        self, connection: Connection, replies: Sequence[AccountReply], *, one_by_one: bool
+    ) -> Callable[[], None]:
         if self.fail is not None:
             raise self.fail
         for reply in replies:

@@ -17,7 +17,8 @@ from celery_durable.permits import queue
 from celery_durable.permits.messages import ReplyGroup
 from celery_durable.permits.state import GroupState
 from celery_durable.store import attempts, counters, losses, offsets, outbox
-from celery_durable.store.accounts import REPORT_SEQ, Accounts
+from celery_durable.store.account_sql import REPORT_SEQ
+from celery_durable.store.accounts import Accounts
 from celery_durable.store.attempt_sql import AttemptStatements
 from celery_durable.store.delivery import Deliveries
 from celery_durable.store.operations import Operations
@@ -83,13 +84,15 @@ def _free_on_silence() -> AbstractContextManager[Any]:
 
 
 def _admit_without_counting() -> AbstractContextManager[Any]:
-    counts = Accounts.counts
+    facts = Accounts.facts
 
     def nothing_in_use(self: Accounts, connection: Connection, locked: Collection[str]) -> Any:
-        found = counts(self, connection, locked)
-        return {key: {name: replace(one, in_use=0) for name, one in groups.items()} for key, groups in found.items()}
+        found = facts(self, connection, locked)
+        for groups in found.counts.values():
+            groups.update({name: replace(one, in_use=0) for name, one in groups.items()})
+        return found
 
-    return patch.object(Accounts, "counts", nothing_in_use)
+    return patch.object(Accounts, "facts", nothing_in_use)
 
 
 def _advance_without_compare_and_set() -> AbstractContextManager[Any]:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Delete, Insert, Select, Update
+from sqlalchemy import CompoundSelect, Connection, Delete, Insert, Select, Update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.result import IteratorResult, SimpleResultMetaData
 
-_KNOWN = (Select, Update, Delete, Insert)
+_KNOWN = (Select, CompoundSelect, Update, Delete, Insert)
 _Value = Callable[[Mapping[str, Any]], Any]
 
 
