@@ -20,6 +20,8 @@ class Entry(NamedTuple):
 
 
 NOTHING = Entry(0, 0)
+_ROW_MIN = 5
+"""What is in the row of every pair."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,9 @@ class Pair:
     offered_until_ms: int = 0
     window_ms: int = 0
     """The next claim window; 0: the shortest."""
+    turn_ms: int = 0
+    """How long its newest turn is, and what it had claimed when that began; 0: it had none."""
+    turn_claimed: int = 0
     claiming: int = 0
     """A grant that the report at hand claims. Never stored: a decision turns it into permits or drops it."""
 
@@ -70,6 +75,8 @@ class Pair:
             self.offered_version,
             self.offered_until_ms,
             self.window_ms,
+            self.turn_ms,
+            self.turn_claimed,
         )
 
     def to_row(self) -> list[Any]:
@@ -84,14 +91,18 @@ class Pair:
             self.offered_version,
             self.offered_until_ms,
             self.window_ms,
+            self.turn_ms,
+            self.turn_claimed,
         ]
-        return row if self.offered or self.window_ms else row[:5]
+        while not row[-1] and len(row) > _ROW_MIN:
+            row.pop()
+        return row
 
     @classmethod
     def from_row(cls, row: list[Any]) -> Pair:
         """The pair that :meth:`to_row` wrote."""
-        claimed, used, waiting, served, entries, *grant = row
-        return cls(claimed, used, waiting, served, [Entry(*entry) for entry in entries], *grant)
+        claimed, used, waiting, served, entries, *rest = row
+        return cls(claimed, used, waiting, served, [Entry(*entry) for entry in entries], *rest)
 
 
 class Standing(NamedTuple):

@@ -9,6 +9,9 @@ from celery_durable.permits.messages import Reason
 from holder_service.account import Client, Pair
 from holder_service.footprint import footprint, held, show
 
+CLAIMS_A_TURN = 4
+"""A turn that lets in fewer is too short: the hand-over takes a large part of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -22,6 +25,7 @@ class Terms:
     now_ms: int
     version: int
     turn_ms: int
+    turn_max_ms: int
     fresh_ms: int
     lease_extra_max: int
     claim_window_ms: int
@@ -208,8 +212,7 @@ class Allocation:
             over = self._over(seat)
             if not over and self._contended(seat):
                 permits = min(newest.permits, max(seat.target, seat.pair.demand))
-                turn_ms = self._terms.turn_ms if permits and newest.turn_ms is None else newest.turn_ms
-                self._show(seat, permits, turn_ms if permits else None)
+                self._show(seat, permits, self._turn_ms(seat) if permits else None)
             elif (over or self.account.is_short or group.is_short) and newest.permits > seat.target:
                 self._show(seat, seat.target, newest.turn_ms if seat.target else None)
 
@@ -240,9 +243,27 @@ class Allocation:
                 self._lease(seat, extra)
 
     def _lease(self, seat: Seat, more: int) -> None:
-        turn_ms = self._terms.turn_ms if self._contended(seat) else None
+        turn_ms = self._turn_ms(seat) if self._contended(seat) else None
         self._show(seat, held(seat.pair) + more, turn_ms)
         seat.pair.served = self._terms.version
+
+    def _turn_ms(self, seat: Seat) -> int:
+        """The length of the turn that the pair has, or of a new one.
+
+        Each turn costs a hand-over through Kafka, so one that let in few is followed by a longer one.
+        """
+        pair, shortest_ms = seat.pair, self._terms.turn_ms
+        if pair.newest.permits and pair.newest.turn_ms is not None:
+            return pair.newest.turn_ms
+        claims = pair.claimed - pair.turn_claimed
+        if not pair.turn_ms or claims < 0:  # a client counts from 0 again where its group's record was deleted
+            pair.turn_ms = shortest_ms
+        elif claims < CLAIMS_A_TURN:
+            pair.turn_ms = min(2 * pair.turn_ms, max(shortest_ms, self._terms.turn_max_ms))
+        elif claims > 2 * CLAIMS_A_TURN:
+            pair.turn_ms = max(pair.turn_ms // 2, shortest_ms)
+        pair.turn_claimed = pair.claimed
+        return pair.turn_ms
 
     def _grant(self, seat: Seat, number: int) -> None:
         pair, terms = seat.pair, self._terms

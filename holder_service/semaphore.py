@@ -60,6 +60,7 @@ class SemaphoreSettings:
     claim_window_ms: int = 10_000
     claim_window_max_ms: int = 600_000
     turn_ms: int = 200
+    turn_max_ms: int = 1_000
     fresh_ms: int = 5_000
     lease_extra_max: int = 16
     repeat_min_ms: int = 1_000
@@ -256,6 +257,7 @@ def _allocate(work: Work, limit: int, settings: SemaphoreSettings) -> Allocation
         now_ms=work.now_ms,
         version=work.version,
         turn_ms=settings.turn_ms,
+        turn_max_ms=settings.turn_max_ms,
         fresh_ms=settings.fresh_ms,
         lease_extra_max=settings.lease_extra_max,
         claim_window_ms=settings.claim_window_ms,

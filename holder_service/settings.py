@@ -67,7 +67,13 @@ class HolderSettings(KafkaSettings, Configuration):
         default=200,
         ge=1,
         le=600_000,
-        description="How long a client may go on claiming while others are hungry.",
+        description="How long a client may go on claiming while others are hungry, first.",
+    )
+    turn_max_ms: int = Field(
+        default=1_000,
+        ge=1,
+        le=600_000,
+        description="The same at most, where turns let in fewer than four operations each. Never below `turn_ms`.",
     )
     reporting_lifetime_s: float = Field(
         default=600.0, ge=10, le=86_400, description="A client silent this long is ordered to stop claiming."
@@ -98,7 +104,8 @@ class HolderSettings(KafkaSettings, Configuration):
     def _combinations(self) -> Self:
         lifetime_s = self.reporting_lifetime_s
         refuse_above("claim_window_s", self.claim_window_s, "claim_window_max_s", self.claim_window_max_s)
-        refuse_above("turn_ms", self.turn_ms, "reporting_lifetime_s", lifetime_s, 1_000)
+        for field in ("turn_ms", "turn_max_ms"):
+            refuse_above(field, getattr(self, field), "reporting_lifetime_s", lifetime_s, 1_000)
         if self.forfeit_after_s is not None:
             refuse_above("reporting_lifetime_s", lifetime_s, "forfeit_after_s", self.forfeit_after_s)
         refuse_above("poll_max_ms", self.poll_max_ms, "shutdown_s", self.shutdown_s, 1_000)
@@ -110,6 +117,7 @@ class HolderSettings(KafkaSettings, Configuration):
             claim_window_ms=round(self.claim_window_s * 1000),
             claim_window_max_ms=round(self.claim_window_max_s * 1000),
             turn_ms=self.turn_ms,
+            turn_max_ms=self.turn_max_ms,
             reporting_lifetime_ms=round(self.reporting_lifetime_s * 1000),
             forfeit_after_ms=None if self.forfeit_after_s is None else round(self.forfeit_after_s * 1000),
             rules=Rules(accounts=self.limits, group_limits=self.group_limits),

@@ -86,6 +86,8 @@ class Delivery:
                 sent = self._sent(connection, Counter(one.queue for _, one in handed), loads)
             again = self._again(loads) if looks else {}
             due = [load for load in loads if load.queue in again or self._has_new(load, sent)]
+            if looks:
+                self._look_at_s = time.monotonic() + BREATH_S
             if not handed and not due:
                 return min((self._next_s(load) for load in loads), default=float("inf"))
             self._publisher.connect()
@@ -95,9 +97,8 @@ class Delivery:
         taken, given_back = self._claim([one for _, one in handed], due, sent, again)
         self._tell(given_back)
         self._send(taken)
-        if looks:
-            little = 0 < len(taken) - len(handed) + len(given_back) < self._batch_max // 2
-            self._look_at_s = time.monotonic() + BREATH_S if little else 0.0
+        if len(taken) - len(handed) + len(given_back) >= self._batch_max // 2:
+            self._look_at_s = 0.0
         # Nothing taken: others hold the rows that are due. No reason to spin.
         return None if taken or given_back else float("inf")
 

@@ -81,12 +81,12 @@ class Dispatcher:
         self._pace_s = settings.poll_min_ms / 1000
         self._delivery = Delivery(app, runtime, on_wakes=self._wake_passes)
         self._relay = Relay(runtime.database, runtime.tables.outbox, settings, batch_max=settings.relay_batch_max)
-        passes = Passes(runtime, hand_over=self._hand_over)
-        self._replies = ReplyReader(runtime, Passes(runtime, hand_over=self._hand_over), on_applied=self._wake_relay)
+        passes, of_replies = (Passes(runtime, hand_over=self._hand_over, on_staged=self._wake_relay) for _ in range(2))
+        self._replies = ReplyReader(runtime, of_replies)
         recovery = Recovery(app, runtime, on_wakes=self._wake_passes, on_admitted=self._wake_delivery)
         self._passes_loop = self._loop(
             "passes",
-            _first(self._replies.check_restored, _paced(_then(passes.step, self._wake_relay), self._workers_are_busy)),
+            _first(self._replies.check_restored, _paced(passes.step, self._workers_are_busy)),
         )
         self._delivery_loop = self._loop("delivery", self._delivery.step)
         self._relay_loop = self._loop("relay", self._relay.step)
@@ -206,18 +206,6 @@ def _first(once: Callable[[], object], step: Step) -> Step:
         once()
         done = True
         return None
-
-    return stepped
-
-
-def _then(step: Step, hint: Callable[[], None]) -> Step:
-    """The step, with a hint after each time that it did work."""
-
-    def stepped() -> float | None:
-        due_s = step()
-        if due_s is None:
-            hint()
-        return due_s
 
     return stepped
 

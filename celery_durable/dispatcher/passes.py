@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from celery_durable.kafka.throttle import Throttled
 from celery_durable.permits.messages import AccountReply
@@ -69,6 +69,8 @@ class _Batch:
     done: int = 0
     """Accounts that were brought up to date: neither locked by others nor failed."""
     admitted: list[Admitted] = field(default_factory=list)
+    staged: int = 0
+    """Messages that wait in the outbox now."""
     failed: dict[str, Exception] = field(default_factory=dict)
 
 
@@ -76,20 +78,28 @@ def _forget(admitted: Sequence[Admitted]) -> None:
     """For a process without a delivery of its own: another one sends when the resend time has come."""
 
 
-_OF_THE_DATABASE = (OperationalError, InterfaceError)
+def _nothing() -> None:
+    """For a process without a relay of its own."""
+
+
+def _is_the_databases(error: Exception) -> bool:
+    """Whether it says nothing of any account: the connection was lost, a lock timed out, the disk is full, …"""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(error, OperationalError | InterfaceError | OffsetMoved)
 
 
 def together_or_one_by_one(do: Callable[[bool], T]) -> T:
     """``do(False)``: a transaction for all accounts; where that fails, ``do(True)``: the same, account by account.
 
     Savepoints, which a failing account needs so that it fails alone (case F5), cost two trips: hardly any needs them.
-    What the database itself fails is raised.
+    What the database itself fails, or another consumer's move of the offset, is raised.
     """
     try:
         return do(False)
-    except (*_OF_THE_DATABASE, OffsetMoved):
-        raise
-    except Exception as error:  # noqa: BLE001 - the second try says which account it is
+    except Exception as error:
+        if _is_the_databases(error):
+            raise
         logger.info("accounts are done one by one, since one of them fails: %s: %s", type(error).__name__, error)
         return do(True)
 
@@ -98,14 +108,18 @@ class Passes:
     """Brings accounts up to date. Any number of processes may do so for one database: they share by row locks.
 
     :param hand_over: takes admitted operations to the delivery, after the commit.
+    :param on_staged: called after the commit of new messages in the outbox.
     """
 
-    def __init__(self, runtime: Runtime, *, hand_over: HandOver = _forget) -> None:
+    def __init__(
+        self, runtime: Runtime, *, hand_over: HandOver = _forget, on_staged: Callable[[], None] = _nothing
+    ) -> None:
         self._runtime = runtime
         self._settings = runtime.settings
         self._tables = runtime.tables
         self._database = runtime.database
         self._hand_over = hand_over
+        self._on_staged = on_staged
         self._core: QueueSettings | None = None
         self._accounts = Accounts(
             runtime.tables, runtime.database.dialect, waiting_count_max=_DEFAULTS.waiting_count_max
@@ -143,7 +157,7 @@ class Passes:
                 return self._bring_up_to_date(transaction, chosen, {}, one_by_one=one_by_one)
 
         batch = together_or_one_by_one(in_one_transaction)
-        self._hand_over(batch.admitted)
+        self._committed(batch)
         self._note(chosen, batch)
         return None if batch.done else CONTENTION_PAUSE_S
 
@@ -172,7 +186,12 @@ class Passes:
         batch = self._bring_up_to_date(connection, sorted(newest), newest, one_by_one=one_by_one)
         for account, error in batch.failed.items():
             logger.error("account %r: its reply was not applied: %s: %s", account, type(error).__name__, error)
-        return lambda: self._hand_over(batch.admitted)
+        return lambda: self._committed(batch)
+
+    def _committed(self, batch: _Batch) -> None:
+        self._hand_over(batch.admitted)
+        if batch.staged:
+            self._on_staged()
 
     def _tell_of_another_database(self, reply: AccountReply, core: QueueSettings) -> None:
         # Old ones are read once where a forfeited database was replaced: what lasts is a database that lives.
@@ -214,16 +233,15 @@ class Passes:
         core = self._core_settings(connection)
         batch = _Batch()
         if locked and not one_by_one:
-            batch.admitted, batch.done = self._pass(connection, locked, replies, core), len(locked)
+            self._pass(connection, locked, replies, core, batch)
             return batch
         for account, state in locked.items():
             try:
                 with connection.begin_nested():
-                    batch.admitted += self._pass(connection, {account: state}, replies, core)
-                batch.done += 1
-            except _OF_THE_DATABASE:
-                raise
-            except Exception as error:  # noqa: BLE001 - one failing account must not stop the others
+                    self._pass(connection, {account: state}, replies, core, batch)
+            except Exception as error:
+                if _is_the_databases(error):
+                    raise
                 batch.failed[account] = error
         # The row of an account that fails stays as it was: absent, if it was made for this.
         self._accounts.delete(connection, [account for account in batch.failed if locked[account] is None])
@@ -235,8 +253,9 @@ class Passes:
         locked: Mapping[str, str | None],
         replies: Mapping[str, AccountReply],
         core: QueueSettings,
-    ) -> list[Admitted]:
-        """Brings locked accounts up to date. Returns what it admitted."""
+        batch: _Batch,
+    ) -> None:
+        """Brings locked accounts up to date, and adds to ``batch`` what that did."""
         states = {
             account: new_account(account) if state is None else AccountState.from_json(state)
             for account, state in locked.items()
@@ -276,8 +295,9 @@ class Passes:
             )
             for account, one in plans.items()
         }
-        self._write(connection, self._sealed(connection, outcomes, core), replies, again)
-        return [one for groups in admitted.values() for rows in groups.values() for one in rows]
+        batch.staged += self._write(connection, self._sealed(connection, outcomes, core), replies, again)
+        batch.admitted += [one for groups in admitted.values() for rows in groups.values() for one in rows]
+        batch.done += len(locked)
 
     def _admit(
         self,
@@ -323,7 +343,8 @@ class Passes:
         outcomes: Mapping[str, Outcome],
         replies: Mapping[str, AccountReply],
         again: Mapping[str, int],
-    ) -> None:
+    ) -> int:
+        """Returns how many reports it staged."""
         gone = [account for account, outcome in outcomes.items() if outcome.delete and account not in again]
         writes = [
             AccountWrite(
@@ -343,8 +364,8 @@ class Passes:
             for account, outcome in outcomes.items()
             if outcome.report is not None
         ]
-        if staged:
-            outbox.stage(connection, self._tables.outbox, staged)
+        outbox.stage(connection, self._tables.outbox, staged)
+        return len(staged)
 
     def _ready(self, accounts: Collection[str]) -> list[str]:
         now = time.monotonic()

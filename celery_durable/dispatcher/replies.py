@@ -60,14 +60,12 @@ class ReplyReader:
     Several dispatchers share the partitions. A reply that cannot be read goes to the dead-letter topic and the
     partition goes on (case B7); one for another incarnation of the database is the sink's to ignore.
 
-    :param on_applied: called after each transaction that applied replies: the moment to wake delivery and relay.
     """
 
-    def __init__(self, runtime: Runtime, sink: ReplySink, *, on_applied: Callable[[], None] | None = None) -> None:
+    def __init__(self, runtime: Runtime, sink: ReplySink) -> None:
         self._runtime = runtime
         self._settings = runtime.settings
         self._sink = sink
-        self._on_applied = on_applied
         self._topic = runtime.settings.replies_topic(runtime.settings.client_id)
         with runtime.database.transaction("dispatcher.identify") as connection:
             self._group_id = group_id(*client_identity(connection, runtime.tables, runtime.settings.client_id))
@@ -134,8 +132,6 @@ class ReplyReader:
                 return after_commit
 
         together_or_one_by_one(in_one_transaction)()
-        if self._on_applied is not None:
-            self._on_applied()
 
     def _read(self, message: Received) -> AccountReply | str:
         """The reply, or why it is none."""

@@ -22,6 +22,7 @@ def test_nothing_is_raised_while_more_is_counted_than_the_limit() -> None:
         now_ms=0,
         version=3,
         turn_ms=200,
+        turn_max_ms=1_000,
         fresh_ms=5_000,
         lease_extra_max=16,
         claim_window_ms=10_000,

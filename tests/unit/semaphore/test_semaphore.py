@@ -399,6 +399,35 @@ def test_turns_are_given_only_where_more_are_hungry_than_permits():
     assert holder.replies["d"].blocked[0].reason == "turn"
 
 
+def test_turns_that_let_in_few_are_followed_by_longer_ones():
+    """Each turn costs a hand-over: where that takes long, few are let in within 200 ms, most of the time is lost."""
+    holder = Holder()
+    holder.decide(holder.report("a", waits(9), limit=1))
+    holder.decide(holder.report("b", waits(9), limit=1))
+    claimed = {"a": 0, "b": 0}
+
+    def turn(claims: int) -> int | None:
+        """The pair that has the permit claims so many in its turn and gives it back. The length of the other's turn."""
+        has = next(name for name in "ab" if holder.permits(name))
+        claimed[has] += claims
+        given_back = ReportGroup(claimed=claimed[has], released=claimed[has], waiting=9, keeps=0)
+        holder.decide(holder.report(has, given_back, limit=1))
+        other = "b" if has == "a" else "a"
+        return holder.replies[other].groups[0].turn_ms
+
+    assert [turn(1) for _ in range(9)][1::2] == [400, 800, 1_000, 1_000]
+    assert [turn(4), turn(8), turn(5)] == [1_000] * 3, "as many as they should"
+    assert [turn(9) for _ in range(9)][2::2] == [500, 250, 200, 200]
+
+
+def test_a_turn_goes_on_as_it_is_when_others_come():
+    holder = Holder()
+    holder.decide(holder.report("a", waits(9), limit=1), holder.report("b", waits(9), limit=1))
+    holder.decide(holder.report("c", waits(9), limit=1))
+    holder.decide(holder.report("a", ReportGroup(claimed=1, waiting=8), limit=1))
+    assert holder.replies["a"].groups[0].turn_ms == 200
+
+
 def test_a_lease_above_its_target_is_lowered_while_another_misses_something():
     holder = Holder()
     holder.decide(holder.report("a", waits(1), limit=6))

@@ -103,6 +103,8 @@ class HolderGroup(Form):
     entries: list[Entry] = Field(default_factory=list)
     offer: Offer | None = None
     window_ms: int | None = None
+    turn_ms: int | None = None
+    turn_claimed: int = 0
 
 
 class Standing(Form):

@@ -92,6 +92,8 @@ def _pair(group: HolderGroup) -> Pair:
         served=group.served,
         entries=[Entry(**entry.model_dump()) for entry in group.entries],
         window_ms=group.window_ms or 0,
+        turn_ms=group.turn_ms or 0,
+        turn_claimed=group.turn_claimed,
     )
     if group.offer is not None:
         pair.offered, pair.offered_version = group.offer.permits, group.offer.version
@@ -141,4 +143,6 @@ def _group(pair: Pair) -> HolderGroup:
         if pair.offered
         else None,
         window_ms=pair.window_ms or None,
+        turn_ms=pair.turn_ms or None,
+        turn_claimed=pair.turn_claimed,
     )
