@@ -63,15 +63,19 @@ def _draw_growth(scenario: str, measured: Measured, path: Path) -> None:
             )
             for at, found in points:
                 axes.annotate(number(found.median), (at, found.median), (0, 6), textcoords="offset points", ha="center")
-        axes.set_ylim(bottom=0)
-        axes.margins(y=0.2)
+        largest = max((found.high for figure in figures for _, found in curve(measured, figure)), default=1.0)
+        axes.set_ylim(0, 1.25 * largest)
         axes.set_ylabel(f"{figures[0]}, 1/s" if len(figures) == 1 else "ms")
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     latency.legend(loc="best")
     places = sorted(measured.at.values())
-    # Linear up to the first place above 0, so that 0 has a place too.
-    latency.set_xscale("symlog", linthresh=min(place for place in places if place > 0))
+    if places[0] > 0:
+        latency.set_xscale("log")
+        latency.set_xlim(places[0] / 1.5, places[-1] * 1.5)
+    else:  # linear up to the next place, so that 0 has one too
+        latency.set_xscale("symlog", linthresh=places[1])
+        latency.set_xlim(-0.3 * places[1], places[-1] * 2)
     latency.set_xticks(places, [f"{place:,.0f}" for place in places])
     latency.minorticks_off()
     latency.set_xlabel(measured.axis)

@@ -16,6 +16,7 @@ from benchmarks.scenarios.backlog import hold_back
 from benchmarks.setting.running import WARM_UP, complete, timed_run
 from benchmarks.systems import durable
 from benchmarks.systems.reporter import Reporter
+from tests.harness import Process
 
 CALLS = 1_500
 STEADY, A_SECOND = 160, 20
@@ -101,7 +102,7 @@ def _holders(bench: Bench, number: int) -> Figures:
             return figures | {"rate": reports / took_s, "holder_cpu_us_per_report": cpu_us}
 
 
-def _cpu_s(holders: Sequence[durable.Process]) -> float:
+def _cpu_s(holders: Sequence[Process]) -> float:
     times = [psutil.Process(holder.pid).cpu_times() for holder in holders]
     return sum(one.user + one.system for one in times)
 
