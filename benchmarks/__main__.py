@@ -99,7 +99,9 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help=f"scenarios: {', '.join(known)}; none: all")
     parser.add_argument(
-        "--quick", action="store_true", help="the ratios that matter, in 3 minutes, beside the stored ones"
+        "--quick",
+        action="store_true",
+        help="the ratios that matter, in 3 minutes, beside the stored ones; of a scenario that grows two points",
     )
     parser.add_argument("--repetitions", type=int, help="default: the scenario's own; a run with fewer is not stored")
     parser.add_argument("--scale", type=float, help="of every number of calls; a run with another than 1 is not stored")
