@@ -22,6 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.protocol_costs import DAY_MS, KEY_BYTES, Costs, costs
+from benchmarks.report import cost_table
+from benchmarks.report.cost_table import Step
 from benchmarks.report.figures import median
 from benchmarks.report.record import Run, load_all, newest_of_each
 from benchmarks.report.tables import NOT_MEASURED, number, table
@@ -42,11 +44,6 @@ HOLDERS_A_DATABASE = 2
 """One takes over when the other is lost."""
 CLIENTS_OF_KAFKA = 2
 """A producer and a consumer, in each dispatcher and holder."""
-CALL_STATEMENTS, CALL_COMMITS = 1 + 12 + 10 + 3 + 2 + 10 + 12 + 10, 8
-"""Of the table in docs/performance.md, for a call of an account without a lease: its enqueue, the pass that reports it,
-its reply, delivery, start and settle, the pass after it, the one that gives the permit back, the reply to that."""
-LEASED_STATEMENTS, LEASED_COMMITS = 1 + 12 + 3 + 2 + 10, 5
-"""Of a call with a warm lease."""
 GB, MB = 1e9, 1e6
 
 
@@ -105,11 +102,24 @@ class Needs:
     rebuild_s: float
 
 
-def needs(of: Deployment, cost: Costs, holder_rate: float, holder_cpu_rate: float) -> Needs:
-    """The calculation.
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What was measured or counted.
 
-    :param holder_rate: reports a second of one holder database. :param holder_cpu_rate: by its process' CPU time.
+    :param holder_rate: reports a second of one holder database. :param holder_cpu_rate: by its process's CPU time.
+    :param cold: what a call without a lease does in its service's database. :param leased: one with a lease.
     """
+
+    said: Costs
+    holder_rate: float
+    holder_cpu_rate: float
+    cold: Step
+    leased: Step
+
+
+def needs(of: Deployment, by: Basis) -> Needs:
+    """The calculation."""
+    cost, holder_rate, holder_cpu_rate = by.said, by.holder_rate, by.holder_cpu_rate
     cold_calls = of.calls * of.cold
     active, waiting = (of.accounts * share * of.services_per_account for share in (of.active, of.waiting))
     situations = ((cold_calls, cost.call), (active / DAY_S, cost.held), (waiting / DAY_S, cost.waiting))
@@ -152,8 +162,8 @@ def needs(of: Deployment, cost: Costs, holder_rate: float, holder_cpu_rate: floa
         holder_connections=HOLDERS_A_DATABASE * 2 * _default(HolderSettings, "database_pool_size"),
         service_rows=service_rows,
         service_bytes=service_rows * (row + cost.client_row) * of.bloat + kept * of.operation_bytes,
-        service_statements=cold_calls * CALL_STATEMENTS + (of.calls - cold_calls) * LEASED_STATEMENTS,
-        service_commits=cold_calls * CALL_COMMITS + (of.calls - cold_calls) * LEASED_COMMITS,
+        service_statements=cold_calls * by.cold.statements + (of.calls - cold_calls) * by.leased.statements,
+        service_commits=cold_calls * by.cold.commits + (of.calls - cold_calls) * by.leased.commits,
         rebuild_reports=reports * retention_s / databases,
         rebuild_s=retention_s / databases * (report_bytes / (of.read_mb * MB) + reports / holder_rate),
     )
@@ -167,9 +177,9 @@ Line = tuple[str, str, str]
 """What, how much, and from what."""
 
 
-def lines(of: Deployment, cost: Costs, holder_rate: float, holder_cpu_rate: float) -> list[Line]:
+def lines(of: Deployment, by: Basis) -> list[Line]:
     """The needs in words, each with what it is computed from."""
-    n = needs(of, cost, holder_rate, holder_cpu_rate)
+    n, cost, holder_rate, holder_cpu_rate = needs(of, by), by.said, by.holder_rate, by.holder_cpu_rate
     used_by = f"x {of.services_per_account:g} services"
     hours = n.rebuild_s / 3600
     late = "" if n.rebuild_s <= READ_DEADLINE_S else f": **too long**, it gives up after {READ_DEADLINE_S / 3600:g} h"
@@ -210,9 +220,9 @@ def lines(of: Deployment, cost: Costs, holder_rate: float, holder_cpu_rate: floa
          f"{cost.client_row} bytes of state an account; {of.operation_bytes:,g} bytes an operation, kept "
          f"{of.kept_days:g} days"),
         ("a service's database, statements", f"{number(n.service_statements / of.services)} /s",
-         f"{CALL_STATEMENTS} a call without a lease, {LEASED_STATEMENTS} with one, if each is alone in its passes"),
+         f"{by.cold.statements} a call without a lease, {by.leased.statements} with one, each alone in its passes"),
         ("a service's database, commits", f"{number(n.service_commits / of.services)} /s",
-         f"{CALL_COMMITS} and {LEASED_COMMITS} a call"),
+         f"{by.cold.commits} and {by.leased.commits} a call"),
         ("a service's database, connections", f"{2 * pool}",
          f"the dispatcher's 2 pools of {pool}, besides workers and web processes"),
         ("rebuild of a lost holder database", f"{number(hours)} h{late}",
@@ -234,12 +244,19 @@ def measured_rates(runs: Iterable[Run]) -> tuple[float, float] | None:
     return (median(rates[0]), median(rates[1])) if all(rates) else None
 
 
-def text(runs: Iterable[Run]) -> str:
+def measured(rates: tuple[float, float], page: str) -> Basis:
+    """Those rates, with what is counted in the protocol and in the page."""
+    steps = cost_table.read(page)
+    cold, leased = (cost_table.total(steps, names) for names in (cost_table.COLD, cost_table.LEASED))
+    return Basis(costs(), *rates, cold, leased)
+
+
+def text(runs: Iterable[Run], page: str) -> str:
     """The default deployment for the page."""
     rates = measured_rates(runs)
     if rates is None:
         return f"{NOT_MEASURED.capitalize()}: it takes the scenario `holder`."
-    return table(HEAD, lines(Deployment(), costs(), *rates))
+    return table(HEAD, lines(Deployment(), measured(rates, page)))
 
 
 def main(words: Sequence[str]) -> int:
@@ -256,7 +273,7 @@ def main(words: Sequence[str]) -> int:
     if rates is None:
         parser.error("no stored run has the scenario holder: run `make bench NAMES=holder`, or give --holder-rate")
     shown = Table(*HEAD)
-    for line in lines(Deployment(**arguments), costs(), *rates):
+    for line in lines(Deployment(**arguments), measured(rates, cost_table.PAGE.read_text())):
         shown.add_row(*line)
     Console().print(shown)
     return 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks import capacity, plots
+from benchmarks.report.cost_table import PAGE
 from benchmarks.report.goals import GOALS
 from benchmarks.report.record import Run, newest_of_each
 from benchmarks.report.tables import goals_table, machine_text, replace_between, scenario_text, scenarios_text
 from benchmarks.scenarios import SCENARIOS
-
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
 
 def render(text: str, runs: Sequence[Run]) -> str:
@@ -20,7 +18,7 @@ def render(text: str, runs: Sequence[Run]) -> str:
     text = replace_between(text, "goals", goals_table(GOALS, newest))
     for name in (scenario.name for scenario in SCENARIOS.values() if scenario.axis):
         text = replace_between(text, name, scenario_text(name, newest.get(name)))
-    text = replace_between(text, "capacity", capacity.text(runs))
+    text = replace_between(text, "capacity", capacity.text(runs, text))
     text = replace_between(text, "machine", machine_text(newest.values()))
     return replace_between(text, "scenarios", scenarios_text(newest))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.page import PAGE, render
+from benchmarks.page import render
+from benchmarks.report.cost_table import PAGE
 from benchmarks.report.figures import Spread
 from benchmarks.report.goals import Goal
 from benchmarks.report.record import load_all, newest_of_each
