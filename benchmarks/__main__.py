@@ -16,11 +16,13 @@ from benchmarks.report.goals import GOALS
 from benchmarks.report.record import Measured, Run, load_all, newest_of_each, store
 from benchmarks.report.tables import number, scenario_table
 from benchmarks.scenario import Bench, Scenario
-from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios import GROUPS, SCENARIOS
 from benchmarks.setting import machine
 from benchmarks.setting.servers import Servers
 
-REPETITIONS, REPETITIONS_QUICK, SCALE_QUICK = 3, 1, 0.4
+REPETITIONS_QUICK, SCALE_QUICK = 1, 0.4
+POINTS_QUICK = 2
+"""Of a scenario that grows."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -39,33 +41,44 @@ def main(words: Sequence[str]) -> int:
         commit=machine.commit(),
         machine=machine.describe(),
     )
-    repetitions = arguments.repetitions or (REPETITIONS_QUICK if quick else REPETITIONS)
+    chosen = choose(arguments.names, quick=quick)
+    repetitions = arguments.repetitions or (REPETITIONS_QUICK if quick else 0)
     scale = arguments.scale or (SCALE_QUICK if quick else 1.0)
     with ExitStack() as handles:
         bench = Bench(Servers(handles), scale)
-        for scenario in choose(arguments.names, quick=quick):
-            run.scenarios[scenario.name] = _measure(scenario, bench, repetitions, scenario.quick if quick else ())
+        for scenario in chosen:
+            run.scenarios[scenario.name] = _measure(scenario, bench, repetitions or scenario.repetitions, quick=quick)
     stored = newest_of_each(load_all())
     print(aligned([("what", "goal", "now", "stored (spread)", "now/stored"), *compare(GOALS, run, stored)]))
-    if not quick and scale == 1.0 and repetitions >= REPETITIONS:
+    enough = not repetitions or all(repetitions >= scenario.repetitions for scenario in chosen)
+    if not quick and scale == 1.0 and enough:
         print(f"stored: benchmarks/results/{store(run).name}")
         page.write(load_all())
     return 0
 
 
 def choose(names: Sequence[str], *, quick: bool) -> list[Scenario]:
-    """The named scenarios; without names all, or all that belong to the quick comparison."""
+    """The named scenarios and groups; without names all, or all that belong to the quick comparison."""
     if names:
-        return [SCENARIOS[name] for name in names]
+        single = [one for name in names for one in GROUPS.get(name, (name,))]
+        return [SCENARIOS[name] for name in dict.fromkeys(single)]
     return [scenario for scenario in SCENARIOS.values() if scenario.quick or not quick]
 
 
-def _measure(scenario: Scenario, bench: Bench, repetitions: int, only: Sequence[str]) -> Measured:
-    """Every contender, or ``only`` those, once in each repetition, in an order that turns with it."""
+def measured_names(scenario: Scenario, names: Sequence[str], *, quick: bool) -> list[str]:
+    """Which of the contenders are measured: all, or those of the quick comparison, or the smallest on the axis."""
+    if quick and scenario.quick:
+        return [name for name in names if name in scenario.quick]
+    return list(names[:POINTS_QUICK] if quick and scenario.axis else names)
+
+
+def _measure(scenario: Scenario, bench: Bench, repetitions: int, *, quick: bool) -> Measured:
+    """Every contender, or those that are quick, once in each repetition, in an order that turns with it."""
     with scenario.contenders(bench) as contenders:
-        names = [name for name in contenders if not only or name in only]
+        names = measured_names(scenario, list(contenders), quick=quick)
         settings = {name: contenders[name].settings for name in names if contenders[name].settings}
-        measured = Measured(scenario.what, settings)
+        places = {name: at for name in names if (at := contenders[name].at) is not None}
+        measured = Measured(scenario.what, settings, axis=scenario.axis, at=places)
         measured.samples = {name: [] for name in names}
         for repetition in range(repetitions):
             turn = repetition % len(names)
@@ -82,19 +95,22 @@ def _measure(scenario: Scenario, bench: Bench, repetitions: int, only: Sequence[
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
+    known = [*SCENARIOS, *GROUPS]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=f"scenarios: {', '.join(SCENARIOS)}; none: all")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"scenarios: {', '.join(known)}; none: all")
     parser.add_argument(
-        "--quick", action="store_true", help="the ratios that matter, in 3 minutes, beside the stored ones"
+        "--quick",
+        action="store_true",
+        help="the ratios that matter, in 3 minutes, beside the stored ones; of a scenario that grows two points",
     )
-    parser.add_argument("--repetitions", type=int, help=f"default {REPETITIONS}; a run with fewer is not stored")
+    parser.add_argument("--repetitions", type=int, help="default: the scenario's own; a run with fewer is not stored")
     parser.add_argument("--scale", type=float, help="of every number of calls; a run with another than 1 is not stored")
     parser.add_argument("--page", action="store_true", help="only write docs/performance.md from the stored runs")
     parser.add_argument("--list", action="store_true", help="only list the scenarios")
     arguments = parser.parse_args(words)
-    unknown = [name for name in arguments.names if name not in SCENARIOS]
+    unknown = [name for name in arguments.names if name not in known]
     if unknown:
-        parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+        parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
     return arguments
 
 

@@ -27,10 +27,15 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One that is measured. ``settings``: what is to be known about its set-up."""
+    """One that is measured.
+
+    :param settings: what is to be known about its set-up.
+    :param at: where it stands on the axis of a scenario that has one.
+    """
 
     measure: Callable[[], Figures]
     settings: str = ""
+    at: float | None = None
 
 
 Contenders = dict[str, Contender]
@@ -44,9 +49,13 @@ class Scenario:
     :param what: what exactly is measured, in a sentence or two.
     :param contenders: sets up what its contenders share, until the context ends.
     :param quick: the contenders that the quick comparison measures; none: it leaves the scenario out.
+    :param axis: what grows from one contender to the next; none: they are compared with each other.
+    :param repetitions: how many a stored run has at least.
     """
 
     name: str
     what: str
     contenders: Callable[[Bench], contextlib.AbstractContextManager[Contenders]]
     quick: tuple[str, ...] = ()
+    axis: str = ""
+    repetitions: int = 3

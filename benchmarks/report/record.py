@@ -21,6 +21,10 @@ class Measured:
     settings: dict[str, str] = field(default_factory=dict)
     """What is to be known about each contender's set-up."""
     samples: dict[str, list[Figures]] = field(default_factory=dict)
+    axis: str = ""
+    """What grows from one contender to the next."""
+    at: dict[str, float] = field(default_factory=dict)
+    """Where each contender stands on that axis."""
 
     def values(self, contender: str, figure: str) -> list[float]:
         """One figure of every repetition; empty if it was not measured."""

@@ -54,23 +54,26 @@ def scenario_table(measured: Measured) -> str:
             values = measured.values(contender, name)
             cells.append(with_spread(spread(values)) if values else "")
         rows.append((contender, str(len(samples)), *cells))
-    return table(("contender", "repetitions", *names), rows)
+    return table((measured.axis or "contender", "repetitions", *names), rows)
 
 
 def scenarios_text(newest: Mapping[str, Run]) -> str:
-    """Every scenario of the newest runs, with its table and its settings."""
-    parts = []
-    for name, run in newest.items():
-        measured = run.scenarios[name]
-        settings = [f"- {contender}: {text}" for contender, text in measured.settings.items()]
-        picture = f"![{name}](performance/{name}.png)"
-        command = f"Run {run.name}: `{run.command}`"
-        parts.append(
-            "\n\n".join(
-                [f"### {name}", f"{measured.what}\n{command}", picture, scenario_table(measured), "\n".join(settings)]
-            )
-        )
-    return "\n\n".join(part.rstrip() for part in parts)
+    """Every scenario of the newest runs that compares contenders, with its table and its settings."""
+    return "\n\n".join(
+        f"### {name}\n\n{scenario_text(name, run)}" for name, run in newest.items() if not run.scenarios[name].axis
+    )
+
+
+def scenario_text(name: str, run: Run | None) -> str:
+    """One scenario of its newest run, without a title."""
+    if run is None:
+        return f"{NOT_MEASURED.capitalize()}."
+    measured = run.scenarios[name]
+    settings = [f"- {contender}: {text}" for contender, text in measured.settings.items()]
+    picture = f"![{name}](performance/{name}.png)"
+    command = f"Run {run.name}: `{run.command}`"
+    parts = [f"{measured.what}\n{command}", picture, scenario_table(measured), "\n".join(settings)]
+    return "\n\n".join(parts).rstrip()
 
 
 def machine_text(runs: Iterable[Run]) -> str:

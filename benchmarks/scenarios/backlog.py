@@ -24,7 +24,7 @@ MANY, FEW, CALLS, PASSES = 1_000_000, 100, 3_000, 300
 FULL = "full"
 
 
-def _fill(running: durable.Durable, number: int) -> None:
+def hold_back(running: durable.Durable, number: int) -> None:
     """So many operations wait in an account that is paused, and the holder knows it."""
     service = running.services[0]
     runtime = runtime_of(service.app)
@@ -44,7 +44,7 @@ def _throughput(bench: Bench) -> Iterator[Contenders]:
         systems = [
             handles.enter_context(durable.running(bench.servers, task="bench.limit5", accounts=20)) for _ in range(2)
         ]
-        _fill(systems[1], many)
+        hold_back(systems[1], many)
 
         def measure(number: int) -> Figures:
             return end_to_end(systems[number], count, WARM_UP)

@@ -47,15 +47,16 @@ def start_holder(stack: Stack, **settings: Any) -> Process:
     return stack.holder(**{**HOLDER_DEFAULTS, **settings})
 
 
-def start_worker(service: Service, concurrency: int) -> Process:
+def start_worker(service: Service, concurrency: int, pool: str = "prefork") -> Process:
     """A worker that logs what plain Celery's does."""
-    return service.worker(concurrency=concurrency, extra=("--loglevel", "WARNING"), wait=False)
+    return service.worker(pool=pool, concurrency=concurrency, extra=("--loglevel", "WARNING"), wait=False)
 
 
 class Durable(Running):
     """Some services. Each is sent its share of the calls by a process of its own.
 
-    :param sender: what sends, of :mod:`benchmarks.systems.durable_send`. :param fields: its further parameters.
+    :param sender: what sends, of :mod:`benchmarks.systems.durable_send`. :param fields: its further parameters, which
+        may be changed from one sending to the next.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Durable(Running):
         self.processes = list(processes)
         self.services = list(services)
         self._sender = f"benchmarks.systems.durable_send:{sender}"
-        self._fields = fields
+        self.fields = fields
         self._connections = [
             psycopg.connect(service.database_url.replace("+psycopg", ""), autocommit=True) for service in services
         ]
@@ -73,7 +74,7 @@ class Durable(Running):
     def send(self, count: int) -> list[Child]:
         share, rest = divmod(count, len(self.services))
         return [
-            Child(self._sender, app=app_of(service), count=share + (number < rest), **self._fields)
+            Child(self._sender, app=app_of(service), count=share + (number < rest), **self.fields)
             for number, service in enumerate(self.services)
         ]
 
@@ -86,6 +87,19 @@ class Durable(Running):
         row = self._connections[number].execute(query).fetchone()
         return 0 if row is None else int(row[0])
 
+    def newest(self) -> list[int]:
+        """The number of each service's newest operation."""
+        return [int(self._ask(number, "SELECT coalesce(max(order_no), 0) FROM durable_operations")[0])
+                for number in range(len(self.services))]  # fmt: skip
+
+    def start_delays_ms(self, after: Sequence[int]) -> list[float]:
+        """From enqueue to start, by the database's clock, of all operations that are newer than those numbers."""
+        query = "SELECT started_at - enqueued_at FROM durable_operations WHERE order_no > %s"
+        return [float(delay) for number, last in enumerate(after) for delay in self._ask(number, query, last)]
+
+    def _ask(self, number: int, query: str, *parameters: int) -> list[Any]:
+        return [row[0] for row in self._connections[number].execute(query, parameters).fetchall()]
+
     def close(self) -> None:
         """Ends its connections."""
         for connection in self._connections:
@@ -94,14 +108,20 @@ class Durable(Running):
 
 @contextlib.contextmanager
 def running(
-    servers: Servers, *, services: int = 1, concurrency: int = 2, sender: str = "send", **fields: Any
+    servers: Servers,
+    *,
+    services: int = 1,
+    concurrency: int = 2,
+    pool: str = "prefork",
+    sender: str = "send",
+    **fields: Any,
 ) -> Iterator[Durable]:
     """So many services, each with a dispatcher and a worker, under one holder; parameters as of :class:`Durable`."""
     with servers.stack() as stack:
         processes = [start_holder(stack)]
         made = [new_service(stack, f"service{number}") for number in range(services)]
         for service in made:
-            processes += [service.dispatcher(), start_worker(service, concurrency)]
+            processes += [service.dispatcher(), start_worker(service, concurrency, pool)]
         system = Durable(made, processes, sender, **fields)
         try:
             yield system

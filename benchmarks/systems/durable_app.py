@@ -42,6 +42,10 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
     def limit1(account: str) -> None:
         tally.ran()
 
+    @operation(name="bench.limited", account="{account}", limit=lambda account, limit: limit)
+    def limited(account: str, limit: int) -> None:
+        tally.ran()
+
     @operation(name="bench.work1", account="{account}", limit=1)
     def work1(account: str, duration_s: float) -> None:
         time.sleep(duration_s)

@@ -10,7 +10,7 @@ from sqlalchemy import text
 import celery_durable
 from benchmarks.setting.tally import Tally
 from benchmarks.systems.durable_app import make_app, tally_path
-from benchmarks.systems.sending import account, paced, timed
+from benchmarks.systems.sending import account, paced, steady, timed
 from celery_durable.runtime import runtime_of
 
 
@@ -20,6 +20,21 @@ def send(app: dict[str, Any], task: str, count: int, accounts: int = 0) -> dict[
     if not accounts:
         return timed(function.delay, count)
     return timed(lambda number: function.delay(account(number, accounts)), count)
+
+
+def send_limited(
+    app: dict[str, Any], count: int, accounts: int, limit: int, first: int = 0, interval_s: float = 0.0
+) -> dict[str, int]:
+    """``delay`` to ``accounts`` accounts of that ``limit`` in turn, from number ``first`` on.
+
+    :param interval_s: one call in so long a time; 0: as fast as they go.
+    """
+    function = make_app(**app).tasks["bench.limited"]
+
+    def call(number: int) -> None:
+        function.delay(account(first + number, accounts), limit)
+
+    return steady(call, count, interval_s, app["name"]) if interval_s else timed(call, count)
 
 
 def send_many(app: dict[str, Any], task: str, count: int, accounts: int = 0) -> dict[str, int]:

@@ -22,6 +22,19 @@ def timed(send: Callable[[int], object], count: int) -> dict[str, int]:
     return {"began_ns": began_ns, "ended_ns": time.monotonic_ns(), "timed": count - 1, "start_cpu_ns": cpu_ns}
 
 
+def steady(send: Callable[[int], object], count: int, interval_s: float, seed: str) -> dict[str, int]:
+    """Calls ``send`` with 0 to ``count`` - 1, one every ``interval_s``, a quarter of it early or late, not in step."""
+    pauses = random.Random(seed)
+    began_s = time.monotonic()
+
+    def one(number: int) -> None:
+        due_s = began_s + interval_s * (number + pauses.uniform(-0.25, 0.25))
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        send(number)
+
+    return timed(one, count)
+
+
 def paced(send: Callable[[int], object], tally: Tally, count: int, seed: int = 1) -> dict[str, list[float]]:
     """Calls ``send`` with the present time while the system is idle, and waits until the body has run: ``delays_ms``.
 

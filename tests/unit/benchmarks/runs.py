@@ -17,3 +17,11 @@ def run(started_at: str, samples: dict[str, dict[str, list[dict[str, float]]]], 
 def rates(*values: float) -> list[dict[str, float]]:
     """A repetition for each rate."""
     return [{"rate": value} for value in values]
+
+
+def grown(*points: tuple[float, dict[str, float]]) -> Measured:
+    """A scenario that grows, measured once at each point."""
+    names = [f"{at:,.0f}" for at, _ in points]
+    samples = {name: [figures] for name, (_, figures) in zip(names, points, strict=True)}
+    at = {name: place for name, (place, _) in zip(names, points, strict=True)}
+    return Measured("What grows.", {}, samples, axis="accounts", at=at)

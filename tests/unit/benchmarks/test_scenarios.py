@@ -6,9 +6,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from benchmarks.__main__ import choose, main
+from benchmarks.__main__ import choose, main, measured_names
 from benchmarks.scenario import Bench, Scenario
-from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios import GROUPS, SCENARIOS
 from benchmarks.setting.servers import Servers
 
 
@@ -21,6 +21,26 @@ def test_the_quick_comparison_leaves_out_what_takes_long() -> None:
     names = {scenario.name for scenario in choose([], quick=True)}
     assert "end-to-end" in names
     assert "backlog" not in names
+
+
+def test_a_group_stands_for_its_scenarios_each_once() -> None:
+    chosen = [scenario.name for scenario in choose(["growth-limits", "growth", "release"], quick=False)]
+    assert chosen == ["growth-limits", *(name for name in GROUPS["growth"] if name != "growth-limits"), "release"]
+
+
+def test_a_quick_run_of_what_grows_measures_its_smallest_points() -> None:
+    assert measured_names(SCENARIOS["growth-accounts"], ["1", "10", "100"], quick=True) == ["1", "10"]
+    assert measured_names(SCENARIOS["growth-accounts"], ["1", "10", "100"], quick=False) == ["1", "10", "100"]
+    assert measured_names(SCENARIOS["idle-start"], ["other", "warm lease"], quick=True) == ["warm lease"]
+    assert measured_names(SCENARIOS["release"], ["one", "two", "three"], quick=True) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("name", GROUPS["growth"])
+def test_what_grows_is_measured_along_its_axis(name: str) -> None:
+    with ExitStack() as handles, SCENARIOS[name].contenders(Bench(Servers(handles))) as contenders:
+        places = [contender.at for contender in contenders.values()]
+        assert [f"{at:,.0f}" for at in places if at is not None] == list(contenders)
+        assert len(places) >= 3
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.page import PAGE, render
+from benchmarks.page import render
+from benchmarks.report.cost_table import PAGE
 from benchmarks.report.figures import Spread
 from benchmarks.report.goals import Goal
 from benchmarks.report.record import load_all, newest_of_each
@@ -14,10 +15,11 @@ from benchmarks.report.tables import (
     number,
     replace_between,
     scenario_table,
+    scenario_text,
     scenarios_text,
     with_spread,
 )
-from tests.unit.benchmarks.runs import rates, run
+from tests.unit.benchmarks.runs import grown, rates, run
 
 RUN = run(
     "2026-11-02T10:00:00",
@@ -70,6 +72,16 @@ def test_a_scenario_names_its_run_its_command_and_its_settings() -> None:
     text = scenarios_text({"one": RUN})
     assert text.startswith("### one\n\nWhat it measures.\nRun 2026-11-02T1000Z-0123456: `python -m benchmarks`")
     assert text.endswith("- celery-durable: defaults")
+
+
+def test_what_grows_has_a_place_of_its_own() -> None:
+    both = run("2026-11-02T10:00:00", {"one": {"celery-durable": rates(1)}})
+    both.scenarios["growth-accounts"] = grown((1.0, {"rate": 2.0}))
+    assert "growth-accounts" not in scenarios_text({"one": both, "growth-accounts": both})
+    text = scenario_text("growth-accounts", both)
+    assert "![growth-accounts](performance/growth-accounts.png)" in text
+    assert "| accounts | repetitions | rate |" in text
+    assert scenario_text("growth-accounts", None) == "Not measured yet."
 
 
 def test_a_machine_is_described_once() -> None:
