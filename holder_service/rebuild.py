@@ -38,7 +38,6 @@ REBUILDER_SILENT_MS = 15_000
 """A rebuilder that wrote nothing for so long is taken to be dead. If it is not, its next write fails."""
 ALIVE_EVERY_S = 3.0
 """A rebuilder that only reads writes the row this often, so that a long topic is no reason to take over from it."""
-READ_DEADLINE_S = 3_600.0
 REMINDER_S = 60.0
 """How often the log says that the operator's word is awaited."""
 
@@ -181,7 +180,7 @@ class _Run:
         """
         newest: dict[str, LimitMirror] = {}
         last: dict[str, LimitMirror] = {}
-        for received in read_to_end(self._settings, self._settings.limits_topic, deadline_s=READ_DEADLINE_S):
+        for received in read_to_end(self._settings, self._settings.limits_topic):
             self._stay_alive()
             if received.value is None:
                 continue
@@ -228,7 +227,7 @@ class _Run:
         refused_before = {number: extent.committed or 0 for number, extent in extents.items()}
         messages = (
             received
-            for received in read_to_end(self._settings, self._view.topic, deadline_s=READ_DEADLINE_S)
+            for received in read_to_end(self._settings, self._view.topic)
             if received.partition in extents and received.offset < extents[received.partition].high
         )
         for batch in _batches(messages, self._settings.batch_max):

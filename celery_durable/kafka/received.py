@@ -24,12 +24,15 @@ class Received:
     headers: tuple[tuple[str, bytes | None], ...]
 
 
-def read_to_end(settings: KafkaSettings, topic: str, *, deadline_s: float) -> Iterator[Received]:
+SILENCE_MAX_S = 60.0
+
+
+def read_to_end(settings: KafkaSettings, topic: str, *, silence_max_s: float = SILENCE_MAX_S) -> Iterator[Received]:
     """Every message of the topic from its start to the end that it has now, without a group (the limits mirror).
 
-    A topic that does not exist has none. Raises :class:`TimeoutError` after ``deadline_s`` seconds.
+    A topic that does not exist has none. It takes as long as it takes: :class:`TimeoutError` is raised only where
+    Kafka gave nothing for ``silence_max_s`` seconds.
     """
-    deadline = time.monotonic() + deadline_s
     consumer = client.make_consumer(settings, "celery-durable-read", **{"enable.partition.eof": True})
     try:
         found = consumer.list_topics(topic, timeout=client.ANSWER_S).topics[topic]
@@ -41,11 +44,12 @@ def read_to_end(settings: KafkaSettings, topic: str, *, deadline_s: float) -> It
         }
         unread = {partition for partition, (low, high) in ends.items() if low < high}
         consumer.assign([TopicPartition(topic, partition, ends[partition][0]) for partition in unread])
+        silent_since = time.monotonic()
         while unread:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{topic}: not read to its end within {deadline_s} s")
             message = consumer.poll(0.2)
             if message is None:
+                if time.monotonic() > silent_since + silence_max_s:
+                    raise TimeoutError(f"{topic}: not read to its end: Kafka gave nothing for {silence_max_s:g} s")
                 continue
             error, (partition, offset) = message.error(), place(message)
             if error is None:
@@ -57,6 +61,8 @@ def read_to_end(settings: KafkaSettings, topic: str, *, deadline_s: float) -> It
                 unread.discard(partition)
             elif not error.retriable():
                 raise KafkaException(error)
+            if error is None or not error.retriable():
+                silent_since = time.monotonic()
     finally:
         consumer.close()
 

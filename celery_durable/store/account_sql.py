@@ -146,15 +146,16 @@ def _named(source: Any, *names: str) -> list[Any]:
 
 
 def take_wakes(tables: Tables, dialect: Dialect) -> Select[Any]:
+    """What the accounts' wakes declare, the smallest each; on PostgreSQL it deletes them."""
     wakes = tables.wakes
     chosen = among(wakes.c.account, "accounts", dialect)
     if dialect == "postgresql":
         gone = delete(wakes).where(chosen).returning(*wakes.c).cte("gone")
-        return smallest_declared(gone)
-    return smallest_declared(wakes).where(chosen)
+        return _smallest_declared(gone)
+    return _smallest_declared(wakes).where(chosen)
 
 
-def smallest_declared(wakes: Any) -> Select[Any]:
+def _smallest_declared(wakes: Any) -> Select[Any]:
     return select(
         wakes.c.account,
         func.min(wakes.c.limit).label("limit"),
@@ -164,6 +165,7 @@ def smallest_declared(wakes: Any) -> Select[Any]:
 
 
 def in_use(tables: Tables, dialect: Dialect) -> Select[Any]:
+    """How many operations of each group hold a permit."""
     operations = tables.operations
     return (
         select(operations.c.account, operations.c.group, func.count().label("in_use"))
@@ -177,7 +179,10 @@ def in_use(tables: Tables, dialect: Dialect) -> Select[Any]:
 
 
 def waiting(tables: Tables, dialect: Dialect, count_max: int) -> Select[Any]:
-    """A loose index scan: one step an (account, group), whatever waits in it."""
+    """How many of each group wait, up to ``count_max``, and how long the first has.
+
+    A loose index scan: one step an (account, group), whatever waits in it.
+    """
     accounts, operations = tables.accounts, tables.operations
     first, following, counted, head = (operations.alias(name) for name in ("first", "following", "counted", "head"))
     walk = (

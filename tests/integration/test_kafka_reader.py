@@ -469,6 +469,21 @@ def test_a_consumer_left_behind_takes_nothing_from_its_successor(
 def test_read_to_end(classic: KafkaSettings) -> None:
     """The limits mirror: all of it, without a group, and nothing where there is no topic."""
     publish(classic, "limits", values(50))
-    received = list(read_to_end(classic, "limits", deadline_s=20))
+    received = list(read_to_end(classic, "limits"))
     assert sorted((message.value or b"").decode() for message in received) == values(50)
-    assert list(read_to_end(classic, "no-such-topic", deadline_s=20)) == []
+    assert list(read_to_end(classic, "no-such-topic")) == []
+
+
+def test_reading_to_the_end_may_take_long_as_long_as_something_comes(
+    cluster: MockCluster, classic: KafkaSettings
+) -> None:
+    """A rebuild merges what it reads: of millions of messages that takes hours, and must not begin again and again."""
+    publish(classic, "limits", values(30), partition=0)
+    read = []
+    for message in read_to_end(classic, "limits", silence_max_s=0.5):
+        time.sleep(0.05)  # what is done with it takes longer than Kafka may be silent
+        read.append(message)
+    assert len(read) == 30
+    cluster.fail(Request.FETCH, [KafkaError.NOT_LEADER_FOR_PARTITION] * 10_000)
+    with pytest.raises(TimeoutError, match="limits: not read to its end: Kafka gave nothing for 0.5 s"):
+        list(read_to_end(classic, "limits", silence_max_s=0.5))

@@ -76,7 +76,7 @@ def drain(relay: Relay, tables: Tables, left: int = 0, deadline_s: float = 20) -
 
 
 def received(settings: KafkaSettings, topic: str = TOPIC) -> list[Received]:
-    return list(read_to_end(settings, topic, deadline_s=20))
+    return list(read_to_end(settings, topic))
 
 
 def keys(messages: list[Received]) -> list[str]:
