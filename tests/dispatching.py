@@ -13,7 +13,8 @@ from kombu import Queue
 from sqlalchemy import Row, event, func, insert, select, text, update
 
 from celery_durable.dispatcher.delivery import BREATH_S, Delivery
-from celery_durable.dispatcher.passes import AfterCommit, Passes, together_or_one_by_one
+from celery_durable.dispatcher.failures import together_or_one_by_one
+from celery_durable.dispatcher.passes import AfterCommit, Passes
 from celery_durable.dispatcher.recovery import Recovery
 from celery_durable.dispatcher.retention import Retention
 from celery_durable.permits.messages import AccountReply, AccountReport, ReplyGroup

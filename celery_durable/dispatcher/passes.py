@@ -7,14 +7,12 @@ accounts' rows, reads what the core needs while it holds the locks, admits the o
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
+from celery_durable.dispatcher.failures import Failures, is_the_databases, together_or_one_by_one
 from celery_durable.kafka.throttle import Throttled
 from celery_durable.permits.messages import AccountReply
 from celery_durable.permits.queue import (
@@ -33,12 +31,9 @@ from celery_durable.store import counters, outbox
 from celery_durable.store.account_sql import REPORT_SEQ
 from celery_durable.store.accounts import Accounts, AccountWrite, client_identity
 from celery_durable.store.admission import Admission, Admitted
-from celery_durable.store.offsets import OffsetMoved
 from celery_durable.store.sending import Resends
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 REPORT_SLOT = "report"
 """Outbox slot of an account's report: a newer one replaces the unsent one."""
@@ -46,7 +41,6 @@ LOCKED_ROWS_PAUSE_MS = 1_000
 """When an account is looked at again after others held rows that could have been admitted (case A36)."""
 CONTENTION_PAUSE_S = 0.02
 """Pause when other dispatchers hold every account that needs a pass."""
-FAILURE_PAUSE_MAX_S = 60.0
 
 _DEFAULTS = QueueSettings(client_id="", incarnation="")
 
@@ -54,12 +48,6 @@ HandOver = Callable[[Sequence[Admitted]], None]
 """Takes what was admitted, after the commit. It must not fail, and may forget: what is not sent is sent later."""
 AfterCommit = Callable[[], None]
 """To be called once the transaction is committed, and not if it is rolled back."""
-
-
-@dataclass(slots=True)
-class _Failure:
-    again_at: float
-    pause_s: float
 
 
 @dataclass(slots=True)
@@ -80,28 +68,6 @@ def _forget(admitted: Sequence[Admitted]) -> None:
 
 def _nothing() -> None:
     """For a process without a relay of its own."""
-
-
-def _is_the_databases(error: Exception) -> bool:
-    """Whether it says nothing of any account: the connection was lost, a lock timed out, the disk is full, …"""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return True
-    return isinstance(error, OperationalError | InterfaceError | OffsetMoved)
-
-
-def together_or_one_by_one(do: Callable[[bool], T]) -> T:
-    """``do(False)``: a transaction for all accounts; where that fails, ``do(True)``: the same, account by account.
-
-    Savepoints, which a failing account needs so that it fails alone (case F5), cost two trips: hardly any needs them.
-    What the database itself fails, or another consumer's move of the offset, is raised.
-    """
-    try:
-        return do(False)
-    except Exception as error:
-        if _is_the_databases(error):
-            raise
-        logger.info("accounts are done one by one, since one of them fails: %s: %s", type(error).__name__, error)
-        return do(True)
 
 
 class Passes:
@@ -126,7 +92,7 @@ class Passes:
         )
         self._admission = Admission(runtime.tables, runtime.database.dialect, Resends.of(runtime.settings))
         self._after = ""
-        self._failures: dict[str, _Failure] = {}
+        self._failures = Failures()
         self._other_databases = Throttled(logger)
 
     def step(self) -> float | None:
@@ -136,21 +102,21 @@ class Passes:
         """
         limit = self._settings.pass_accounts_max
         # So many of those found may be resting after a failure: they must not take the place of others.
-        resting = len(self._failures) - len(self._ready(self._failures))
+        resting = self._failures.resting
         due_max = max(1, limit // 2)
         with self._database.autocommit() as connection:
             pending = self._accounts.pending(
                 connection, due_max=due_max + resting, after=self._after, woken_max=limit + resting
             )
-        due = self._ready(pending.due)[:due_max]
+        due = self._failures.ready(pending.due)[:due_max]
         most = max(1, limit - len(due)) + resting
         woken = pending.woken[:most]
-        chosen = self._ready(dict.fromkeys([*due, *woken]))
-        self._forget_failures({*pending.due, *woken})
+        chosen = self._failures.ready(dict.fromkeys([*due, *woken]))
+        self._failures.forget_all_but({*pending.due, *woken})
         # Only where more were woken than one batch takes does it matter with which the next one begins.
         self._after = woken[-1] if len(woken) >= most else ""
         if not chosen:
-            return min([pending.next_s, *self._failure_pauses()])
+            return min([pending.next_s, *self._failures.pauses_s()])
 
         def in_one_transaction(one_by_one: bool) -> _Batch:
             with self._database.transaction("passes.step") as transaction:
@@ -158,7 +124,7 @@ class Passes:
 
         batch = together_or_one_by_one(in_one_transaction)
         self._committed(batch)
-        self._note(chosen, batch)
+        self._failures.note(chosen, batch.failed)
         return None if batch.done else CONTENTION_PAUSE_S
 
     def apply_replies(
@@ -240,7 +206,7 @@ class Passes:
                 with connection.begin_nested():
                     self._pass(connection, {account: state}, replies, core, batch)
             except Exception as error:
-                if _is_the_databases(error):
+                if is_the_databases(error):
                     raise
                 batch.failed[account] = error
         # The row of an account that fails stays as it was: absent, if it was made for this.
@@ -366,34 +332,6 @@ class Passes:
         ]
         outbox.stage(connection, self._tables.outbox, staged)
         return len(staged)
-
-    def _ready(self, accounts: Collection[str]) -> list[str]:
-        now = time.monotonic()
-        return [one for one in accounts if one not in self._failures or self._failures[one].again_at <= now]
-
-    def _forget_failures(self, chosen: Collection[str]) -> None:
-        """A failed account whose time has come and that needs no pass any more."""
-        over = self._ready(self._failures)
-        for account in over:
-            if account not in chosen:
-                del self._failures[account]
-
-    def _failure_pauses(self) -> list[float]:
-        now = time.monotonic()
-        return [max(0.0, failure.again_at - now) for failure in self._failures.values()]
-
-    def _note(self, accounts: Sequence[str], batch: _Batch) -> None:
-        for account in accounts:
-            error = batch.failed.get(account)
-            if error is None:
-                self._failures.pop(account, None)
-                continue
-            before = self._failures.get(account)
-            pause_s = min(FAILURE_PAUSE_MAX_S, before.pause_s * 2) if before else 1.0
-            self._failures[account] = _Failure(time.monotonic() + pause_s, pause_s)
-            logger.error(
-                "account %r: its pass failed: %s: %s; again in %.0f s", account, type(error).__name__, error, pause_s
-            )
 
 
 def _age(reply: AccountReply) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from celery_durable.dispatcher.passes import together_or_one_by_one
+from celery_durable.dispatcher.failures import together_or_one_by_one
 from celery_durable.kafka import client
 from celery_durable.kafka.consumer import Batch, PartitionReader
 from celery_durable.kafka.dead_letters import dead_letter, why_unreadable

@@ -485,5 +485,5 @@ def test_reading_to_the_end_may_take_long_as_long_as_something_comes(
         read.append(message)
     assert len(read) == 30
     cluster.fail(Request.FETCH, [KafkaError.NOT_LEADER_FOR_PARTITION] * 10_000)
-    with pytest.raises(TimeoutError, match="limits: not read to its end: Kafka gave nothing for 0.5 s"):
+    with pytest.raises(TimeoutError, match="limits: not read to its end: Kafka gave nothing for"):
         list(read_to_end(classic, "limits", silence_max_s=0.5))

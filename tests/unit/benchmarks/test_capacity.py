@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import capacity
-from benchmarks.capacity import Basis, Deployment, lines, main, measured, measured_rates, needs, text
+from benchmarks.capacity import Basis, Deployment, main, measured, measured_rates, needs, text
 from benchmarks.protocol_costs import Costs, Exchange
 from benchmarks.report import cost_table
 from benchmarks.report.cost_table import PAGE, Step
@@ -91,14 +91,6 @@ def test_a_rebuild_reads_what_is_kept_of_one_database_and_merges_it() -> None:
     found = needs(DEPLOYMENT, BY)
     assert found.rebuild_reports == pytest.approx(2_952_000)
     assert found.rebuild_s == pytest.approx(28_800 * (0.02886 + 1.025))
-
-
-def test_a_rebuild_that_gives_up_before_its_end_is_told() -> None:
-    def rebuild(deployment: Deployment) -> str:
-        return lines(deployment, BY)[-1][1]
-
-    assert rebuild(DEPLOYMENT) == "8.43 h: **too long**, it gives up after 1 h"
-    assert "too long" not in rebuild(replace(DEPLOYMENT, calls=1, active=0.0, waiting=0.0))
 
 
 def test_accounts_in_which_nothing_happens_cost_nothing() -> None:
