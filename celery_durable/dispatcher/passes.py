@@ -199,7 +199,7 @@ class Passes:
         core = self._core_settings(connection)
         batch = _Batch()
         if locked and not one_by_one:
-            self._pass(connection, locked, replies, core, batch)
+            self._pass(connection, locked, replies, core, batch, is_all=True)
             return batch
         for account, state in locked.items():
             try:
@@ -220,8 +220,13 @@ class Passes:
         replies: Mapping[str, AccountReply],
         core: QueueSettings,
         batch: _Batch,
+        *,
+        is_all: bool = False,
     ) -> None:
-        """Brings locked accounts up to date, and adds to ``batch`` what that did."""
+        """Brings locked accounts up to date, and adds to ``batch`` what that did.
+
+        :param is_all: its transaction does nothing else, but for what the replies are read from.
+        """
         states = {
             account: new_account(account) if state is None else AccountState.from_json(state)
             for account, state in locked.items()
@@ -261,7 +266,8 @@ class Passes:
             )
             for account, one in plans.items()
         }
-        batch.staged += self._write(connection, self._sealed(connection, outcomes, core), replies, again)
+        sealed = self._sealed(connection, outcomes, core)
+        batch.staged += self._write(connection, sealed, replies, again, is_all=is_all)
         batch.admitted += [one for groups in admitted.values() for rows in groups.values() for one in rows]
         batch.done += len(locked)
 
@@ -309,6 +315,8 @@ class Passes:
         outcomes: Mapping[str, Outcome],
         replies: Mapping[str, AccountReply],
         again: Mapping[str, int],
+        *,
+        is_all: bool,
     ) -> int:
         """Returns how many reports it staged."""
         gone = [account for account, outcome in outcomes.items() if outcome.delete and account not in again]
@@ -322,14 +330,16 @@ class Passes:
             for account, outcome in outcomes.items()
             if account not in gone
         ]
-        self._accounts.write(connection, writes)
-        self._accounts.delete(connection, gone)
         topic = self._settings.accounts_topic
         staged = [
             outbox.Staged(topic, account, outcome.report.to_bytes(), REPORT_SLOT)
             for account, outcome in outcomes.items()
             if outcome.report is not None
         ]
+        # Nobody outside has heard of such a pass before a worker's start is on the disk, and then the pass is too: if a
+        # crash of the server takes it back, it was never made. Not so with a report, or a reply's offset.
+        self._accounts.write(connection, writes, waits_for_disk=not is_all or bool(staged or replies))
+        self._accounts.delete(connection, gone)
         outbox.stage(connection, self._tables.outbox, staged)
         return len(staged)
 

@@ -30,7 +30,7 @@ from celery_durable.store.arrays import from_rows
 from celery_durable.store.clock import now_ms
 from celery_durable.store.prepared import PSYCOPG
 from celery_durable.store.schema import PERMIT_STATES, QUEUED, Tables
-from celery_durable.store.sql import Dialect, among, database_now, in_states, insert_new
+from celery_durable.store.sql import NOT_WAITING_FOR_DISK, Dialect, among, database_now, in_states, insert_new
 
 REPORT_SEQ = "report_seq"
 """The counter that numbers this database's reports."""
@@ -52,14 +52,18 @@ def write(accounts: Table) -> Any:
     )
 
 
-def write_many(accounts: Table) -> str:
-    """The same for many rows at once, for psycopg."""
+def write_many(accounts: Table, *, waits_for_disk: bool) -> str:
+    """The same for many rows at once, for psycopg.
+
+    :param waits_for_disk: whether the transaction's commit does.
+    """
     table = PSYCOPG.identifier_preparer.format_table(accounts)
     return f"""
         UPDATE {table} AS present SET state = new.state,
             blocked = nullif(new.blocked::text, 'null')::json, due_at = new.due_at,
             reply = coalesce(new.reply, present.reply)
         FROM {from_rows(WRITTEN)} WHERE present.account = new.account
+        {"" if waits_for_disk else f"RETURNING {NOT_WAITING_FOR_DISK}"}
         """
 
 

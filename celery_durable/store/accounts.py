@@ -126,7 +126,7 @@ class Accounts:
         self._delete_wakes = delete(tables.wakes).where(among(tables.wakes.c.account, "accounts", dialect))
         self._clock = account_sql.clock(tables)
         self._write = account_sql.write(accounts)
-        self._write_many = account_sql.write_many(accounts)
+        self._write_many = [account_sql.write_many(accounts, waits_for_disk=waits) for waits in (False, True)]
 
     def pending(self, connection: Connection, *, due_max: int, after: str, woken_max: int) -> Pending:
         """At most so many accounts that are due, and that have a wake: in order, from the first above ``after`` on and
@@ -213,8 +213,11 @@ class Accounts:
         found += [("waiting", *row, None) for row in connection.execute(self._waiting, keys)]
         return [*found, ("clock", None, None, *self.clock(connection), None)]
 
-    def write(self, connection: Connection, writes: Iterable[AccountWrite]) -> None:
-        """Writes locked rows."""
+    def write(self, connection: Connection, writes: Iterable[AccountWrite], *, waits_for_disk: bool = True) -> None:
+        """Writes locked rows.
+
+        :param waits_for_disk: False: on PostgreSQL the transaction's commit does not.
+        """
         rows: list[Mapping[str, Any]] = [
             {
                 "account": write.state.account,
@@ -228,7 +231,7 @@ class Accounts:
         if not rows:
             return
         if self._dialect == "postgresql":
-            connection.exec_driver_sql(self._write_many, parameters(WRITTEN, rows))
+            connection.exec_driver_sql(self._write_many[waits_for_disk], parameters(WRITTEN, rows))
         else:
             connection.execute(self._write, [{"key": row["account"], **row} for row in rows])
 

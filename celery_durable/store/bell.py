@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from celery_durable.store.database import Database
 from celery_durable.store.schema import Tables
+from celery_durable.store.sql import NOT_WAITING_FOR_DISK
 
 Work = Literal["passes", "delivery"]
 """What the commit made: wakes of accounts, or operations to be sent to Celery."""
@@ -24,7 +25,7 @@ RING_EVERY_S = 0.02
 WAIT_S = 0.5
 """How long :meth:`Listener.wait` waits at most: a loop that is told to end does so within this."""
 _NAME_BYTES_MAX = 63
-_RING = "SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
+_RING = f"SELECT {NOT_WAITING_FOR_DISK}, pg_notify(%s, %s)"
 
 
 def _channel(tables: Tables) -> str:

@@ -13,7 +13,6 @@ from sqlalchemy import (
     Update,
     any_,
     bindparam,
-    func,
     literal_column,
     select,
 )
@@ -50,13 +49,17 @@ def database_now() -> ScalarSelect[int]:
     return select(now_ms()).scalar_subquery()
 
 
+NOT_WAITING_FOR_DISK = "set_config('synchronous_commit', 'off', true)"
+"""The same expression for hand-written statements."""
+
+
 def not_waiting_for_disk() -> ColumnElement[Any]:
     """To be returned by a statement for PostgreSQL: its transaction's commit waits for no disk.
 
     For what a crash of the server may forget, since all that it does is to spare a message that is sent again. What a
     later transaction commits in the usual way takes it to the disk too.
     """
-    return func.set_config("synchronous_commit", "off", literal_column("true"))
+    return literal_column(NOT_WAITING_FOR_DISK)
 
 
 def dialect_of(connection: Connection) -> Dialect:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
+from sqlalchemy import Connection, event
 
 from celery_durable.kafka import throttle
 from celery_durable.permits.messages import Declared, ReplyGroup
@@ -123,3 +125,30 @@ def test_a_restored_database_voids_what_it_was_given(service: Service) -> None:
     assert report.seq > seq + 1_000_000
     assert [(one.claimed - one.released, one.waiting) for one in report.groups] == [(1, 1)]
     assert report.declared == Declared(limit=7, mutex=True)
+
+
+def test_only_a_pass_that_tells_nobody_waits_for_no_disk(postgresql: Service) -> None:
+    """What a report says, and that a reply was read, is on the disk before anybody hears of it."""
+    service, said = postgresql, []
+
+    def note(connection: Connection) -> None:
+        said.append(connection.exec_driver_sql("SHOW synchronous_commit").scalar_one())
+
+    def committed(act: Callable[[], object]) -> list[str]:
+        said.clear()
+        act()
+        return list(said)
+
+    passes = service.passes()
+    event.listen(service.database.engine, "commit", note)
+    service.add("first")
+    assert committed(passes.step) == ["on"], "it reports"
+    service.sent()
+    reply = service.reply(ReplyGroup(permits=3))
+    assert committed(lambda: service.apply(reply, passes=passes)) == ["on"]
+    service.add("second")
+    assert committed(passes.step) == ["off"]
+    assert service.in_use() == 2
+    service.add("loud", account="loud")
+    service.end("first")
+    assert committed(passes.step) == ["on"], "one of its accounts reports"

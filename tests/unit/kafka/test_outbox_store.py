@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import MetaData, Table, select, update
+from sqlalchemy import MetaData, Table, select, text, update
 
 from celery_durable.store import outbox
 from celery_durable.store.clock import now_ms
@@ -202,3 +202,20 @@ def test_the_due_search_uses_the_index(concurrent: tuple[Database, Table]) -> No
             "(SELECT (extract(epoch from clock_timestamp()) * 1000)::bigint) ORDER BY due_at, no LIMIT 100"
         ).scalars()
         assert "Index Scan" in "\n".join(plan)
+
+
+def test_what_a_relay_writes_waits_for_no_disk(concurrent: tuple[Database, Table]) -> None:
+    """A crash of the server that takes it back has the message sent again. What is staged does wait."""
+    database, table = concurrent
+    setting = text("SHOW synchronous_commit")
+    with database.transaction() as connection:
+        outbox.stage(connection, table, [report("a")])
+        assert connection.scalar(setting) == "on"
+    with database.transaction() as connection:
+        claimed = outbox.claim(connection, table, limit=1, hold_ms=HOLD_MS)
+        assert connection.scalar(setting) == "off"
+    with database.transaction() as connection:
+        assert outbox.delivered(connection, table, claimed) == 1
+        assert connection.scalar(setting) == "off"
+    with database.transaction() as connection:
+        assert connection.scalar(setting) == "on", "of no other transaction"
