@@ -131,9 +131,8 @@ def finish(connection: Connection, *, failing: bool) -> None:
     if collected is None:
         return
     try:
-        # A statement that an asynchronous exception tore has not ended; a connection that is closed is in none.
-        torn = connection.invalidated or _status(connection) in (_ACTIVE, _UNKNOWN)
-        if connection.in_transaction() and not torn:
+        # What an asynchronous exception tore takes no statement. Where the transaction is over, nothing is left.
+        if not connection.invalidated and _status(connection) not in (_ACTIVE, _UNKNOWN):
             collected.flush(connection)
     except Exception:
         if failing:

@@ -117,7 +117,9 @@ def test_savepoints_keep_what_came_before_them(shop: Service, connection: Connec
         savepoint = connection.begin_nested()
         assert written(shop, connection) == 2
         shop.plain.delay("dropped")
-        savepoint.rollback()
+        with counted_statements(shop.runtime.database) as counted:
+            savepoint.rollback()
+        assert not [statement for statement in counted if "INSERT" in statement]
         inner = connection.begin_nested()
         shop.plain.delay("kept")
         assert written(shop, connection) == 2
@@ -288,6 +290,20 @@ def test_whatever_else_is_ours_comes_after_them(
         assert rows[1].id == waits
 
 
+@pytest.mark.postgresql
+def test_a_statement_that_is_torn(postgresql_server: str) -> None:
+    """Nothing is said to a connection that is in the midst of one, as after a time limit's exception."""
+    with service(postgresql_server) as shop:
+        with shop.runtime.database.engine.connect() as connection:
+            with using(connection):
+                shop.plain.delay()
+                shop.plain.delay()
+                connection.connection.driver_connection.pgconn.send_query(b"SELECT 1")  # type: ignore[union-attr]
+            assert connection not in collected._of
+            connection.invalidate()
+        assert committed(shop) == 0
+
+
 def test_a_collected_call_can_be_read_and_cancelled(shop: Service, connection: Connection, block: Block) -> None:
     with block():
         result = shop.charge.delay("acme")
@@ -402,6 +418,7 @@ def test_missing_tables_are_told_where_the_calls_are_written(
             shop.plain.delay()
             with pytest.raises(EnqueueError) as caught:
                 calls.__exit__(None, None, None)
+            assert connection not in collected._of
         told.append(str(caught.value))
         connection.rollback()
     at_once, at_the_end = told
@@ -467,6 +484,17 @@ def test_a_failed_transaction(shop: Service, connection: Connection, block: Bloc
             shop.plain.delay()
     connection.rollback()
     assert committed(shop) == 0
+
+
+@pytest.mark.postgresql
+def test_a_transaction_that_only_the_driver_knows(postgresql_server: str) -> None:
+    """SQLAlchemy would tell nobody of its end."""
+    with service(postgresql_server) as shop, shop.runtime.database.engine.connect() as connection, using(connection):
+        shop.plain.delay()
+        connection.commit()
+        connection.connection.cursor().execute("SELECT 1")
+        shop.plain.delay()
+        assert written(shop, connection) == 2
 
 
 def test_a_nested_transaction_that_is_over(shop: Service, connection: Connection, block: Block) -> None:
