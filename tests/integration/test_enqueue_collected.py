@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import celery_durable
-from celery_durable import EnqueueError, collected, using
+from celery_durable import collected, using
 from celery_durable.runtime import runtime_of
 from tests.dispatching import counted_statements
-from tests.integration.enqueue_service import Service, service
+from tests.integration.enqueue_service import Block, Service, service, written
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
@@ -25,47 +24,6 @@ def shop(request: pytest.FixtureRequest) -> Iterator[Service]:
     url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgresql_server")
     with service(url) as shop:
         yield shop
-
-
-@pytest.fixture
-def connection(shop: Service) -> Iterator[Connection]:
-    with shop.runtime.database.engine.connect() as connection:
-        yield connection
-
-
-@pytest.fixture
-def block(connection: Connection, shop: Service) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """A block in which the next call is collected; the one before it was ``"first"``."""
-
-    @contextmanager
-    def block() -> Iterator[None]:
-        with using(connection):
-            shop.plain.delay("first")
-            yield
-
-    yield block
-    connection.rollback()
-
-
-def written(shop: Service, connection: Connection) -> int:
-    """How many operations are written in the connection's transaction, asked without SQLAlchemy."""
-    cursor = connection.connection.cursor()
-    cursor.execute(f"SELECT count(*) FROM {shop.tables.operations.name}")
-    [number] = cursor.fetchone()
-    cursor.close()
-    return int(number)
-
-
-def committed(shop: Service) -> int:
-    return shop.count(shop.tables.operations)
-
-
-def hide_payloads(shop: Service, connection: Connection) -> None:
-    """No operation can be written any more in this transaction, and SQLAlchemy knows nothing of it."""
-    connection.connection.cursor().execute(f"ALTER TABLE {shop.tables.payloads.name} RENAME TO away")
-
-
-Block = Callable[[], AbstractContextManager[None]]
 
 
 def fail_after_a_call(shop: Service, block: Block, act: Callable[[], object] = lambda: None) -> None:
@@ -131,7 +89,7 @@ def test_savepoints_keep_what_came_before_them(shop: Service, connection: Connec
         shop.plain.delay("dropped")
         outer.rollback()
         connection.commit()
-    assert committed(shop) == 3
+    assert shop.count(shop.tables.operations) == 3
 
 
 def test_savepoints_of_a_session(shop: Service) -> None:
@@ -144,14 +102,14 @@ def test_savepoints_of_a_session(shop: Service) -> None:
         with session.begin_nested():
             shop.plain.delay()
         session.commit()
-    assert committed(shop) == 3
+    assert shop.count(shop.tables.operations) == 3
 
 
 def test_a_commit_inside_the_block_takes_everything_along(shop: Service, connection: Connection, block: Block) -> None:
     with block():
         shop.plain.delay()
         connection.commit()
-        assert committed(shop) == 2
+        assert shop.count(shop.tables.operations) == 2
         assert not connection.in_transaction()
         shop.plain.delay()
         shop.plain.delay()
@@ -159,7 +117,7 @@ def test_a_commit_inside_the_block_takes_everything_along(shop: Service, connect
         shop.plain.delay()
         shop.plain.delay()
     connection.commit()
-    assert committed(shop) == 4
+    assert shop.count(shop.tables.operations) == 4
 
 
 def test_a_rollback_inside_the_block_drops_what_was_collected(
@@ -170,7 +128,7 @@ def test_a_rollback_inside_the_block_drops_what_was_collected(
         connection.rollback()
         assert not connection.in_transaction()
     assert not connection.in_transaction()  # the end had nothing to write
-    assert committed(shop) == 0
+    assert shop.count(shop.tables.operations) == 0
 
 
 def test_a_session_whose_transaction_began_anew(shop: Service) -> None:
@@ -182,7 +140,7 @@ def test_a_session_whose_transaction_began_anew(shop: Service) -> None:
         shop.plain.delay()
         shop.plain.delay()
         session.close()
-    assert committed(shop) == 4
+    assert shop.count(shop.tables.operations) == 4
 
 
 def test_the_end_of_the_block_writes(shop: Service, connection: Connection, block: Block) -> None:
@@ -199,11 +157,11 @@ def test_what_the_driver_commits_inside_is_without_them(shop: Service, connectio
     with block():
         shop.plain.delay()
         connection.connection.commit()
-        assert committed(shop) == 1
+        assert shop.count(shop.tables.operations) == 1
         shop.plain.delay()
     assert written(shop, connection) == 3
     connection.commit()
-    assert committed(shop) == 3
+    assert shop.count(shop.tables.operations) == 3
 
 
 def test_a_generator_that_is_closed_leaves_them_to_the_transaction(
@@ -222,7 +180,7 @@ def test_a_generator_that_is_closed_leaves_them_to_the_transaction(
     gc.collect()
     assert written(shop, connection) == 1
     connection.commit()
-    assert committed(shop) == 2
+    assert shop.count(shop.tables.operations) == 2
 
 
 def test_nothing_listens_after_the_block(shop: Service, connection: Connection, block: Block) -> None:
@@ -290,20 +248,6 @@ def test_whatever_else_is_ours_comes_after_them(
         assert rows[1].id == waits
 
 
-@pytest.mark.postgresql
-def test_a_statement_that_is_torn(postgresql_server: str) -> None:
-    """Nothing is said to a connection that is in the midst of one, as after a time limit's exception."""
-    with service(postgresql_server) as shop:
-        with shop.runtime.database.engine.connect() as connection:
-            with using(connection):
-                shop.plain.delay()
-                shop.plain.delay()
-                connection.connection.driver_connection.pgconn.send_query(b"SELECT 1")  # type: ignore[union-attr]
-            assert connection not in collected._of
-            connection.invalidate()
-        assert committed(shop) == 0
-
-
 def test_a_collected_call_can_be_read_and_cancelled(shop: Service, connection: Connection, block: Block) -> None:
     with block():
         result = shop.charge.delay("acme")
@@ -318,11 +262,11 @@ def test_in_autocommit_a_call_is_committed_when_it_returns(shop: Service) -> Non
         engine.execution_options(isolation_level="AUTOCOMMIT"),
         create_engine(engine.url, isolation_level="AUTOCOMMIT"),
     ):
-        before = committed(shop)
+        before = shop.count(shop.tables.operations)
         with mine.connect() as connection, using(connection):
             for number in range(3):
                 shop.plain.delay()
-                assert committed(shop) == before + number + 1
+                assert shop.count(shop.tables.operations) == before + number + 1
         mine.dispose()
 
 
@@ -342,7 +286,7 @@ def test_two_connections_and_nested_blocks(shop: Service, connection: Connection
             assert written(shop, connection) == 2
             other.commit()
         connection.rollback()
-    assert committed(shop) == 2
+    assert shop.count(shop.tables.operations) == 2
 
 
 def test_blocks_inside_each_other_on_one_connection_keep_the_order(shop: Service, connection: Connection) -> None:
@@ -365,7 +309,7 @@ def test_two_services_in_one_transaction(shop: Service, sqlite_url: str, connect
                 other.plain.delay()
                 other.charge.delay("acme")
             connection.commit()
-        assert (committed(shop), committed(other)) == (3, 6)
+        assert (shop.count(shop.tables.operations), other.count(other.tables.operations)) == (3, 6)
 
 
 def test_an_asyncio_task_has_a_block_of_its_own(shop: Service) -> None:
@@ -384,106 +328,7 @@ def test_an_asyncio_task_has_a_block_of_its_own(shop: Service) -> None:
         await asyncio.gather(calls(True), calls(False))
 
     asyncio.run(both())
-    assert committed(shop) == 3
-
-
-def test_a_connection_that_was_closed_or_cut(shop: Service, connection: Connection, block: Block) -> None:
-    with block():
-        shop.plain.delay()
-        connection.invalidate()
-    with pytest.raises(EnqueueError, match="invalid transaction"), using(connection):
-        shop.plain.delay()
-    connection.rollback()
-    with block():
-        shop.plain.delay()
-        connection.close()
-        with pytest.raises(EnqueueError, match="This Connection is closed"):
-            shop.plain.delay()
-    assert committed(shop) == 0
-
-
-def test_missing_tables_are_told_where_the_calls_are_written(
-    shop: Service, connection: Connection, block: Block
-) -> None:
-    """In the words of a call that is written at once."""
-    told = []
-    for _ in range(2):
-        calls = block()
-        calls.__enter__()
-        hide_payloads(shop, connection)
-        if not told:
-            with pytest.raises(EnqueueError) as caught:
-                shop.plain.apply_async(task_id="mine")
-        else:
-            shop.plain.delay()
-            with pytest.raises(EnqueueError) as caught:
-                calls.__exit__(None, None, None)
-            assert connection not in collected._of
-        told.append(str(caught.value))
-        connection.rollback()
-    at_once, at_the_end = told
-    assert at_the_end == at_once
-    assert "using(Connection on " in at_once
-    assert "are missing or not up to date" in at_once
-    assert committed(shop) == 0
-
-
-def test_the_callers_own_exception_is_never_replaced(shop: Service, connection: Connection, block: Block) -> None:
-    with pytest.raises(KeyError):
-        fail_after_a_call(shop, block, lambda: hide_payloads(shop, connection))
-    # What could not be written goes with its transaction: no COMMIT without it.
-    if shop.runtime.database.dialect == "sqlite":
-        with pytest.raises(EnqueueError, match="are missing"):
-            connection.commit()
-    connection.rollback()
-    assert committed(shop) == 0
-
-
-def test_a_commit_that_cannot_write_them_commits_nothing(shop: Service, connection: Connection, block: Block) -> None:
-    with block():
-        shop.plain.delay()
-        hide_payloads(shop, connection)
-        with pytest.raises(EnqueueError, match="are missing"):
-            connection.commit()
-        connection.rollback()
-        connection.execute(text("SELECT 1"))
-        connection.commit()
-    assert committed(shop) == 0
-
-
-def test_a_statement_that_cannot_write_them_fails_and_they_are_not_lost(
-    shop: Service, connection: Connection, block: Block
-) -> None:
-    if shop.runtime.database.dialect == "postgresql":
-        pytest.skip("there the transaction has failed")
-    name = shop.tables.operations.name
-    with block():
-        shop.plain.delay()
-        raw = connection.connection.cursor()
-        raw.execute(f"ALTER TABLE {name} RENAME TO away")
-        with pytest.raises(EnqueueError, match="are missing"):
-            connection.execute(text("SELECT 1"))
-        raw.execute(f"ALTER TABLE away RENAME TO {name}")
-        connection.execute(text("SELECT 1"))
-        connection.commit()
-    assert committed(shop) == 2
-
-
-def test_a_failed_transaction(shop: Service, connection: Connection, block: Block) -> None:
-    """A call in it is refused at once; what was collected before goes with it, without a word over the caller's."""
-    if shop.runtime.database.dialect == "sqlite":
-        pytest.skip("there a statement fails alone")
-    with pytest.raises(DBAPIError, match="no_such_table"):
-        fail_after_a_call(shop, block, lambda: connection.execute(text("SELECT * FROM no_such_table")))
-    connection.rollback()
-    with block():
-        shop.plain.delay()
-        with pytest.raises(Exception, match="no_such_table"):
-            connection.connection.cursor().execute("SELECT * FROM no_such_table")
-        with pytest.raises(DBAPIError, match="current transaction is aborted"):
-            shop.plain.delay()
-    connection.rollback()
-    assert committed(shop) == 0
+    assert shop.count(shop.tables.operations) == 3
 
 
 @pytest.mark.postgresql
@@ -495,17 +340,6 @@ def test_a_transaction_that_only_the_driver_knows(postgresql_server: str) -> Non
         connection.connection.cursor().execute("SELECT 1")
         shop.plain.delay()
         assert written(shop, connection) == 2
-
-
-def test_a_nested_transaction_that_is_over(shop: Service, connection: Connection, block: Block) -> None:
-    with block():
-        savepoint = connection.begin_nested()
-        connection.exec_driver_sql("ROLLBACK TO SAVEPOINT sa_savepoint_1")
-        connection.exec_driver_sql("RELEASE SAVEPOINT sa_savepoint_1")
-        with pytest.raises(DBAPIError):
-            savepoint.commit()
-        with pytest.raises((DBAPIError, EnqueueError)):
-            shop.plain.delay()
 
 
 @pytest.mark.postgresql
@@ -551,23 +385,6 @@ def test_a_long_block_keeps_no_connection_of_a_session(shop: Service) -> None:
             session.commit()
         gc.collect()
         assert len(collected._of) == 0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"queue": "a\0b"}, {"headers": {"n": float("nan")}}, {"account": "a\0"}, {"colour": 1}, {"priority": 2**40}],
-)
-def test_what_is_wrong_with_a_call_is_told_by_the_call(
-    options: dict[str, Any], shop: Service, connection: Connection, block: Block
-) -> None:
-    with block():
-        shop.plain.delay()
-        with pytest.raises(EnqueueError):
-            shop.plain.apply_async((1,), **options)
-        with pytest.raises(EnqueueError):
-            shop.plain.delay(object())
-        shop.plain.delay()
-    assert written(shop, connection) == 3
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800", "é\U0001f600", {"k\0": "\0"}, b"\0\xff", float("inf"), 2**80])
