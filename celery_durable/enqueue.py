@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from celery_durable import transactions
+from celery_durable.collected import BATCH_BYTES, BATCH_ROWS
 from celery_durable.declaration import Declaration, Resolved
 from celery_durable.errors import DuplicateOperationError, EnqueueError
 from celery_durable.runtime import Runtime, runtime_of
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
     from celery_durable.message import CapturedMessage
     from celery_durable.task import DurableTask
-
-BATCH_ROWS = 1_000
-BATCH_BYTES = 4_000_000
-"""A batch of :func:`enqueue_many` ends at so many rows, or bytes of bodies: that bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +87,8 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
     try:
         if transactions.in_callers_transaction():
             with transactions.transaction(runtime, "enqueue.one") as connection:
+                if own_id and transactions.collect(runtime, connection, new):
+                    return False
                 return statements(connection, runtime.tables).insert(connection, new)
         return _insert_alone(runtime, new, own_id)
     except DuplicateOperationError:

@@ -12,6 +12,7 @@ from celery import Task, shared_task
 from kombu.utils.uuid import uuid
 
 from celery_durable import enqueue, message, results, spool
+from celery_durable.collected import BATCH_ROWS
 from celery_durable.declaration import OPTIONS, Declaration, check_options, declare, signature_of
 from celery_durable.errors import ConfigurationError, EnqueueError
 from celery_durable.pattern import Patterns
@@ -177,7 +178,7 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
             "one's link or as the next step of its chain, or call it and return"
         )
 
-    def enqueue_many(self, calls: Iterable[Any], *, batch_rows: int = enqueue.BATCH_ROWS) -> enqueue.Enqueued:
+    def enqueue_many(self, calls: Iterable[Any], *, batch_rows: int = BATCH_ROWS) -> enqueue.Enqueued:
         """Enqueues many calls in batches: a few statements for ``batch_rows`` rows, and no more of them in memory.
 
         In the caller's transaction where :func:`using` is in force. Else each batch is a transaction of its own, and

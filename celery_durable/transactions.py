@@ -9,15 +9,18 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
+from celery_durable import collected
 from celery_durable.errors import ConfigurationError, EnqueueError
 from celery_durable.store.database import file_problem, redact
+from celery_durable.store.operations import NewOperation, statements
 from celery_durable.store.sql import DIALECTS
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ class _Use:
     owner: tuple[int, object]
     open: bool = True
     """Not left yet, nor ended for one that never leaves it."""
+    connections: weakref.WeakSet[Connection] = field(default_factory=weakref.WeakSet)
+    """Those that a call inside it went through."""
 
 
 _entered: ContextVar[_Use | None] = ContextVar("celery_durable_using", default=None)
@@ -52,17 +57,35 @@ def using(target: Target) -> Iterator[None]:
     It commits and rolls back with it, savepoints included (case D11); nothing is committed here. Nests: the innermost
     holds. It holds for this thread or asyncio task, not for those that it starts.
 
+    The first call is written at once. Later ones that no ``task_id`` was given for are written together: before any
+    other statement that SQLAlchemy executes on the connection, before its commit, at the latest when the block ends.
+    What only the database can refuse is told there. The driver's own ``commit()``, inside the block, does not wait for
+    them: they are then part of the transaction that the block's end begins, and the caller must commit that too.
+
     :param target: a SQLAlchemy ``Session``, ``scoped_session`` or ``Connection`` on the service's own database.
-    :raises EnqueueError: it is something else.
+    :raises EnqueueError: it is something else; or, at the end, as a call.
     """
     use = _Use(_accept(target), _in_force(), _owner())
     _entered.set(use)
     try:
         yield
+    except GeneratorExit:
+        # Maybe by the collector of garbage, in the midst of a statement: what follows on the connection writes them.
+        raise
+    except BaseException:
+        _finish(use, failing=True)
+        raise
+    else:
+        _finish(use, failing=False)
     finally:
         # In whatever order they are left, and wherever: a generator that was dropped leaves it when it is collected.
         use.open = False
         _entered.set(_in_force())
+
+
+def _finish(use: _Use, *, failing: bool) -> None:
+    for connection in list(use.connections):
+        collected.finish(connection, failing=failing)
 
 
 def end_left_over() -> bool:
@@ -134,6 +157,28 @@ def transaction(runtime: Runtime, place: str) -> Iterator[Connection]:
                 yield connection
         else:
             yield _connection(runtime, target)
+
+
+def collect(runtime: Runtime, connection: Connection, new: NewOperation) -> bool:
+    """Leaves the operation, whose ID nobody else has, to be written together with its neighbours; see :func:`using`.
+
+    False: it is to be inserted now. So is the first of a block: it tells what is wrong with the tables, and a block
+    with one call pays nothing for the collecting.
+    """
+    use = _in_force()
+    if use is None:
+        return False
+    if connection not in use.connections:
+        use.connections.add(connection)
+        return False
+    return collected.collect(connection, runtime, new, partial(_write, runtime, weakref.ref(use.target)))
+
+
+def _write(
+    runtime: Runtime, target: weakref.ref[Session | Connection], connection: Connection, batch: list[NewOperation]
+) -> None:
+    with database_errors(runtime, target() or connection):
+        statements(connection, runtime.tables).insert_many(connection, batch)
 
 
 @contextmanager

@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.report.goals import NO_RESULTS, OURS, REDIS_RESULTS
+from benchmarks.report.goals import NO_RESULTS, ONE_CALL, OURS, REDIS_RESULTS
 from benchmarks.report.record import Figures
 from benchmarks.scenario import Bench, Contender, Contenders, Scenario
 from benchmarks.setting.child import call
 from benchmarks.systems import celery_plain, durable, procrastinate_app
 
 ONE, BULK = 3_000, 20_000
+CALLS = 20
+BETWEEN = f"{OURS}, between statements"
 
 
 def _rate(answer: dict[str, Any], count: int) -> Figures:
@@ -64,7 +66,12 @@ def _one(bench: Bench) -> Iterator[Contenders]:
 @contextlib.contextmanager
 def _in_transaction(bench: Bench) -> Iterator[Contenders]:
     count = bench.count(ONE)
-    yield {OURS: _ours(bench, "in_transaction", count=count), NO_RESULTS: _plain(bench, count)}
+    yield {
+        OURS: _ours(bench, "in_transaction", count=count, calls=CALLS),
+        BETWEEN: _ours(bench, "in_transaction", count=count, calls=CALLS, apart=True),
+        ONE_CALL: _ours(bench, "in_transaction", count=count, calls=1),
+        NO_RESULTS: _plain(bench, count),
+    }
 
 
 @contextlib.contextmanager
@@ -86,10 +93,11 @@ SCENARIOS = (
     ),
     Scenario(
         "enqueue-in-transaction",
-        "What a `delay` adds to transactions that insert a row of the user's own and commit: 20 with it and "
-        "20 without it in turn, and the difference of their times, a heavier commit included. Calls a second.",
+        f"What calls of `delay` add to transactions that insert a row of the user's own and commit: {CALLS} calls in a "
+        f"transaction, {CALLS} with a row of the user's own between any two, or one alone. 20 transactions with the "
+        "calls and 20 without in turn, and the difference of their times, a heavier commit included. Calls a second.",
         _in_transaction,
-        quick=(OURS, NO_RESULTS),
+        quick=(OURS, BETWEEN, ONE_CALL, NO_RESULTS),
     ),
     Scenario(
         "enqueue-bulk",

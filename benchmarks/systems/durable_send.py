@@ -77,10 +77,16 @@ def send_paced(app: dict[str, Any], count: int, account: str = "") -> dict[str, 
     return paced(celery_app.tasks["bench.sent"].delay, tally, count)
 
 
-def in_transaction(app: dict[str, Any], count: int, block: int = 20) -> dict[str, float]:
+def in_transaction(
+    app: dict[str, Any], count: int, calls: int = 1, apart: bool = False, block: int = 20
+) -> dict[str, float]:
     """What ``delay`` adds to transactions that insert a row of the user's own and commit, with it and without in turn.
 
-    Answers calls a second of what is added, the heavier commit included, and of the calls alone.
+    Answers calls a second of what is added, the heavier commit included; and of the calls alone, until they are written
+    and with the user's own rows between them.
+
+    :param calls: in each transaction, one after another.
+    :param apart: before each call, not only the first, the transaction inserts a row of the user's own.
     """
     celery_app = make_app(**app)
     function = celery_app.tasks["bench.noop"]
@@ -90,22 +96,27 @@ def in_transaction(app: dict[str, Any], count: int, block: int = 20) -> dict[str
         connection.execute(text("CREATE TABLE IF NOT EXISTS orders (number bigint)"))
     spent_ns = {True: 0, False: 0}
     calls_ns = 0
-    for turn in range(2 * (count // block) + 4):
+    blocks = max(1, count // (block * calls))
+    for turn in range(2 * blocks + 4):
         if turn == 4:  # so many blocks warm up
             spent_ns, calls_ns = {True: 0, False: 0}, 0
         with_call = turn % 2 == 0
         began_ns = time.perf_counter_ns()
-        for number in range(block):
-            with engine.begin() as connection, celery_durable.using(connection):
-                connection.execute(own, {"number": number})
+        for _ in range(block):
+            with engine.begin() as connection:
+                connection.execute(own, {"number": 0})
+                called_ns = time.perf_counter_ns()
+                with celery_durable.using(connection):
+                    for number in range(calls):
+                        if apart and number:
+                            connection.execute(own, {"number": number})
+                        if with_call:
+                            function.delay(number)
                 if with_call:
-                    called_ns = time.perf_counter_ns()
-                    function.delay(number)
                     calls_ns += time.perf_counter_ns() - called_ns
         spent_ns[with_call] += time.perf_counter_ns() - began_ns
-    counted = block * (count // block)
     return {
-        "rate": counted / (spent_ns[True] - spent_ns[False]) * 1e9,
-        "calls_alone_rate": counted / calls_ns * 1e9,
-        "transactions_rate": counted / spent_ns[False] * 1e9,
+        "rate": blocks * block * calls / (spent_ns[True] - spent_ns[False]) * 1e9,
+        "calls_alone_rate": blocks * block * calls / calls_ns * 1e9,
+        "transactions_rate": blocks * block / spent_ns[False] * 1e9,
     }

@@ -184,6 +184,8 @@ class Operations:
 
         :raises DuplicateOperationError: as :meth:`insert`; the caller rolls back.
         """
+        if len(batch) == 1:
+            return [batch[0].id] if self.insert(connection, batch[0]) else []
         first: dict[str, NewOperation] = {}
         repeated = []
         for new in batch:

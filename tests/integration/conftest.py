@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+from sqlalchemy import Connection
 
+from celery_durable import using
 from tests.dispatching import Service
+from tests.integration.enqueue_service import Block
+from tests.integration.enqueue_service import Service as Shop
 from tests.kafka_parts import Owner, Tables, tables_in
 
 
@@ -40,3 +45,24 @@ def owners() -> Iterator[list[Owner]]:
     yield owners
     for owner in owners:
         owner.reader.close()
+
+
+@pytest.fixture
+def connection(shop: Shop) -> Iterator[Connection]:
+    """A caller's own connection to the database of the module's ``shop``."""
+    with shop.runtime.database.engine.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def block(connection: Connection, shop: Shop) -> Iterator[Block]:
+    """Blocks on it."""
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        with using(connection):
+            shop.plain.delay("first")
+            yield
+
+    yield block
+    connection.rollback()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,3 +89,16 @@ def service(url: str, **settings: Any) -> Iterator[Service]:
         runtime.tables.metadata.drop_all(runtime.database.engine)
         runtime.database.dispose()
         app.close()
+
+
+Block = Callable[[], AbstractContextManager[None]]
+"""A block of ``using`` in which the next call is collected; the one before it was ``"first"``."""
+
+
+def written(shop: Service, connection: Connection) -> int:
+    """How many operations are written in the connection's transaction, asked without SQLAlchemy."""
+    cursor = connection.connection.cursor()
+    cursor.execute(f"SELECT count(*) FROM {shop.tables.operations.name}")
+    [number] = cursor.fetchone()
+    cursor.close()
+    return int(number)

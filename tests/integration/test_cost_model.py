@@ -19,7 +19,7 @@ from celery import Celery
 from psycopg.pq import TransactionStatus
 from sqlalchemy import text
 
-from celery_durable import DurableTask
+from celery_durable import DurableTask, using
 from celery_durable.permits.messages import ReplyGroup
 from celery_durable.store.attempts import Attempt, Attempts, Ending
 from celery_durable.store.bell import Work
@@ -186,6 +186,17 @@ def test_without_an_account(world: World) -> None:
     ids = world.service.ids("admitted")
     check(f"deliver {MANY} that are due", spent(world, world.deliver))
     check(f"start and settle {MANY}", spent(world, lambda: world.work(*ids)))
+
+
+def test_in_a_transaction_of_the_callers(world: World) -> None:
+    def enqueue(calls: int) -> None:
+        with world.service.database.engine.begin() as connection, using(connection):
+            for number in range(calls):
+                world.task.delay(number)
+
+    enqueue(1)  # asks whose database it is
+    check("enqueue one in a caller's transaction", spent(world, lambda: enqueue(1)))
+    check("enqueue 100 in a caller's transaction", spent(world, lambda: enqueue(100)))
 
 
 def test_with_a_warm_lease(world: World) -> None:

@@ -1,0 +1,158 @@
+"""Calls in a caller's transaction that are written together with their neighbours, always in program order.
+
+What was collected is written before the connection's next statement, savepoints included, and before its COMMIT; what
+rolls back discards it. So nobody on the connection can tell it from a call that was written at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, TwoPhaseTransaction, event
+
+if TYPE_CHECKING:
+    from celery_durable.store.operations import NewOperation
+
+BATCH_ROWS = 1_000
+BATCH_BYTES = 4_000_000
+"""A batch ends at so many rows, or bytes of bodies: that bounds memory."""
+
+Write: TypeAlias = "Callable[[Connection, list[NewOperation]], None]"
+
+_ACTIVE, _INTRANS, _INERROR, _UNKNOWN = 1, 2, 3, 4
+"""libpq's ``PQTRANS_ACTIVE``, and so on."""
+
+
+class Collected:
+    """The calls of one connection that are not written yet, all of one service.
+
+    Made by the first call that can wait; it listens to its connection until :func:`finish`, or as long as the
+    connection lives. It does not hold the connection, which holds it.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._calls: list[NewOperation] = []
+        self._bytes = 0
+        self._service: object = None
+        self._write: Write | None = None
+        self._listeners = (
+            ("before_cursor_execute", self._before_statement),
+            ("commit", self._before_commit),
+            ("rollback", self._rolled_back),
+            ("rollback_savepoint", self._rolled_back),
+        )
+        for name, listener in self._listeners:
+            event.listen(connection, name, listener)
+
+    def stop(self, connection: Connection) -> None:
+        """Listens no more. What was not written never will be."""
+        for name, listener in self._listeners:
+            event.remove(connection, name, listener)
+
+    def add(self, connection: Connection, service: object, new: NewOperation, write: Write) -> None:
+        """Adds a call, after writing those before it where the batch is full, or another service's."""
+        if self._service is not service or len(self._calls) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
+            self.flush(connection)
+            self._service, self._write = service, write
+        self._calls.append(new)
+        self._bytes += len(new.body)
+
+    def flush(self, connection: Connection) -> None:
+        """Writes them. After an error they are still here, and written before what comes next, or never."""
+        if not self._calls or self._write is None:
+            return
+        calls, size = self._calls, self._bytes
+        self.discard()
+        if _status(connection) == _INERROR:
+            return  # nothing that came after the last savepoint can be kept
+        try:
+            self._write(connection, calls)  # its statements come back here, and find nothing
+        except BaseException:
+            self._calls, self._bytes = calls + self._calls, size + self._bytes
+            raise
+
+    def discard(self) -> None:
+        """Forgets them."""
+        self._calls, self._bytes = [], 0
+
+    def _before_statement(self, connection: Connection, *_: Any) -> None:
+        self.flush(connection)
+
+    def _before_commit(self, connection: Connection) -> None:
+        try:
+            self.flush(connection)
+        except BaseException:
+            # A COMMIT that fails has ended the transaction. SQLAlchemy takes it for that, and would roll back no more.
+            self.discard()
+            with suppress(Exception):
+                connection.connection.rollback()
+            raise
+
+    def _rolled_back(self, _connection: Connection, *_: Any) -> None:
+        # All of it: what came before a savepoint was written before the savepoint.
+        self.discard()
+
+
+_of: WeakKeyDictionary[Connection, Collected] = WeakKeyDictionary()
+
+
+def collect(connection: Connection, service: object, new: NewOperation, write: Write) -> bool:
+    """Adds a call. False: its transaction is none that could end only where a listener hears of it, so insert it now.
+
+    Such are autocommit, one that has failed or is not begun, two-phase commit, and drivers that do not say.
+
+    :param write: writes calls of this service; must not hold the connection.
+    """
+    nested = connection.get_nested_transaction()
+    if (
+        not connection.in_transaction()
+        or (nested is not None and not nested.is_active)
+        or isinstance(connection.get_transaction(), TwoPhaseTransaction)
+        or _status(connection) != _INTRANS
+    ):
+        return False
+    collected = _of.get(connection)
+    if collected is None:
+        collected = _of[connection] = Collected(connection)
+    collected.add(connection, service, new, write)
+    return True
+
+
+def finish(connection: Connection, *, failing: bool) -> None:
+    """Writes what was collected, if its transaction still takes statements, and listens no more.
+
+    :param failing: an exception is on its way to the caller, and no other must take its place: what cannot be written
+        now is left to the connection's next statement or COMMIT.
+    """
+    collected = _of.get(connection)
+    if collected is None:
+        return
+    try:
+        # What an asynchronous exception tore takes no statement. Where the transaction is over, nothing is left.
+        if not connection.invalidated and _status(connection) not in (_ACTIVE, _UNKNOWN):
+            collected.flush(connection)
+    except Exception:
+        if failing:
+            return
+        _stop(connection, collected)
+        raise
+    _stop(connection, collected)
+
+
+def _stop(connection: Connection, collected: Collected) -> None:
+    collected.stop(connection)
+    del _of[connection]
+
+
+def _status(connection: Connection) -> int | None:
+    """How the driver sees the transaction, in libpq's numbers. None: it does not say."""
+    if connection.closed or connection.invalidated:
+        return None
+    driver: Any = connection.connection.driver_connection
+    status: int | None = getattr(getattr(driver, "info", None), "transaction_status", None)
+    if status is None and getattr(driver, "in_transaction", False):  # sqlite3
+        return _INTRANS
+    return status

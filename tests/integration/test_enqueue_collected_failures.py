@@ -1,0 +1,174 @@
+"""``using``: calls that wait for their neighbours, when something goes wrong meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from celery_durable import EnqueueError, collected, using
+from tests.integration.enqueue_service import Block, Service, service, written
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
+def shop(request: pytest.FixtureRequest) -> Iterator[Service]:
+    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgresql_server")
+    with service(url) as shop:
+        yield shop
+
+
+def hide_payloads(shop: Service, connection: Connection) -> None:
+    """No operation can be written any more in this transaction, and SQLAlchemy knows nothing of it."""
+    connection.connection.cursor().execute(f"ALTER TABLE {shop.tables.payloads.name} RENAME TO away")
+
+
+def fail_after_a_call(shop: Service, block: Block, act: Callable[[], object] = lambda: None) -> None:
+    """A block that an exception leaves: ``act``'s, or :class:`KeyError`."""
+    with block():
+        shop.plain.delay()
+        act()
+        raise KeyError
+
+
+@pytest.mark.postgresql
+def test_a_statement_that_is_torn(postgresql_server: str) -> None:
+    """Nothing is said to a connection that is in the midst of one, as after a time limit's exception."""
+    with service(postgresql_server) as shop:
+        with shop.runtime.database.engine.connect() as connection:
+            with using(connection):
+                shop.plain.delay()
+                shop.plain.delay()
+                connection.connection.driver_connection.pgconn.send_query(b"SELECT 1")  # type: ignore[union-attr]
+            assert connection not in collected._of
+            connection.invalidate()
+        assert shop.count(shop.tables.operations) == 0
+
+
+def test_a_connection_that_was_closed_or_cut(shop: Service, connection: Connection, block: Block) -> None:
+    with block():
+        shop.plain.delay()
+        connection.invalidate()
+    with pytest.raises(EnqueueError, match="invalid transaction"), using(connection):
+        shop.plain.delay()
+    connection.rollback()
+    with block():
+        shop.plain.delay()
+        connection.close()
+        with pytest.raises(EnqueueError, match="This Connection is closed"):
+            shop.plain.delay()
+    assert shop.count(shop.tables.operations) == 0
+
+
+def test_missing_tables_are_told_where_the_calls_are_written(
+    shop: Service, connection: Connection, block: Block
+) -> None:
+    """In the words of a call that is written at once."""
+    told = []
+    for _ in range(2):
+        calls = block()
+        calls.__enter__()
+        hide_payloads(shop, connection)
+        if not told:
+            with pytest.raises(EnqueueError) as caught:
+                shop.plain.apply_async(task_id="mine")
+        else:
+            shop.plain.delay()
+            with pytest.raises(EnqueueError) as caught:
+                calls.__exit__(None, None, None)
+            assert connection not in collected._of
+        told.append(str(caught.value))
+        connection.rollback()
+    at_once, at_the_end = told
+    assert at_the_end == at_once
+    assert "using(Connection on " in at_once
+    assert "are missing or not up to date" in at_once
+    assert shop.count(shop.tables.operations) == 0
+
+
+def test_the_callers_own_exception_is_never_replaced(shop: Service, connection: Connection, block: Block) -> None:
+    with pytest.raises(KeyError):
+        fail_after_a_call(shop, block, lambda: hide_payloads(shop, connection))
+    # What could not be written goes with its transaction: no COMMIT without it.
+    if shop.runtime.database.dialect == "sqlite":
+        with pytest.raises(EnqueueError, match="are missing"):
+            connection.commit()
+    connection.rollback()
+    assert shop.count(shop.tables.operations) == 0
+
+
+def test_a_commit_that_cannot_write_them_commits_nothing(shop: Service, connection: Connection, block: Block) -> None:
+    with block():
+        shop.plain.delay()
+        hide_payloads(shop, connection)
+        with pytest.raises(EnqueueError, match="are missing"):
+            connection.commit()
+        connection.rollback()
+        connection.execute(text("SELECT 1"))
+        connection.commit()
+    assert shop.count(shop.tables.operations) == 0
+
+
+def test_a_statement_that_cannot_write_them_fails_and_they_are_not_lost(
+    shop: Service, connection: Connection, block: Block
+) -> None:
+    if shop.runtime.database.dialect == "postgresql":
+        pytest.skip("there the transaction has failed")
+    name = shop.tables.operations.name
+    with block():
+        shop.plain.delay()
+        raw = connection.connection.cursor()
+        raw.execute(f"ALTER TABLE {name} RENAME TO away")
+        with pytest.raises(EnqueueError, match="are missing"):
+            connection.execute(text("SELECT 1"))
+        raw.execute(f"ALTER TABLE away RENAME TO {name}")
+        connection.execute(text("SELECT 1"))
+        connection.commit()
+    assert shop.count(shop.tables.operations) == 2
+
+
+def test_a_failed_transaction(shop: Service, connection: Connection, block: Block) -> None:
+    """A call in it is refused at once; what was collected before goes with it, without a word over the caller's."""
+    if shop.runtime.database.dialect == "sqlite":
+        pytest.skip("there a statement fails alone")
+    with pytest.raises(DBAPIError, match="no_such_table"):
+        fail_after_a_call(shop, block, lambda: connection.execute(text("SELECT * FROM no_such_table")))
+    connection.rollback()
+    with block():
+        shop.plain.delay()
+        with pytest.raises(Exception, match="no_such_table"):
+            connection.connection.cursor().execute("SELECT * FROM no_such_table")
+        with pytest.raises(DBAPIError, match="current transaction is aborted"):
+            shop.plain.delay()
+    connection.rollback()
+    assert shop.count(shop.tables.operations) == 0
+
+
+def test_a_nested_transaction_that_is_over(shop: Service, connection: Connection, block: Block) -> None:
+    with block():
+        savepoint = connection.begin_nested()
+        connection.exec_driver_sql("ROLLBACK TO SAVEPOINT sa_savepoint_1")
+        connection.exec_driver_sql("RELEASE SAVEPOINT sa_savepoint_1")
+        with pytest.raises(DBAPIError):
+            savepoint.commit()
+        with pytest.raises((DBAPIError, EnqueueError)):
+            shop.plain.delay()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"queue": "a\0b"}, {"headers": {"n": float("nan")}}, {"account": "a\0"}, {"colour": 1}, {"priority": 2**40}],
+)
+def test_what_is_wrong_with_a_call_is_told_by_the_call(
+    options: dict[str, Any], shop: Service, connection: Connection, block: Block
+) -> None:
+    with block():
+        shop.plain.delay()
+        with pytest.raises(EnqueueError):
+            shop.plain.apply_async((1,), **options)
+        with pytest.raises(EnqueueError):
+            shop.plain.delay(object())
+        shop.plain.delay()
+    assert written(shop, connection) == 3
