@@ -159,10 +159,10 @@ class Witness(Background):
                 except DBAPIError:
                     continue
                 if not self._excused():
-                    self._note(f"the database of {service.name}", begun_s)
+                    self._note("a database", begun_s, service.name)
             before_s = time.monotonic()
 
-    def _note(self, what: str, since_s: float) -> None:
+    def _note(self, what: str, since_s: float, service: str = "") -> None:
         lasted_s = time.monotonic() - since_s
         if lasted_s > STALL_S:
-            history.write(self._path, Stall(what=what, lasted_s=round(lasted_s, 3)))
+            history.write(self._path, Stall(what=what, lasted_s=round(lasted_s, 3), service=service))

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import history
-from tests.chaos.checker import DIES, POSTGRESQL_RESTART, STALL, WHOLE, Final, FinalOperation, Verdict, check, runs_of
-from tests.chaos.history import Beat, Ended, Enqueued, Event, Exited, Fault, FaultOver, Stall, Started
+from tests.chaos.bodies import DIES, runs_of
+from tests.chaos.checker import WHOLE, Final, FinalOperation, Verdict, check
+from tests.chaos.history import Beat, Ended, Enqueued, Event, Exited, Fault, FaultOver, Settled, Stall, Started
 from tests.chaos.plans import PLANS
+from tests.chaos.reasons import FREEZE, POSTGRESQL_RESTART, STALL
 
 TIMEOUT_S = 4.0
 ACCOUNT, GROUP = "shared:acme~2", "wf~1"
@@ -68,6 +70,14 @@ class Scene:
         self.events.append(Fault(number=number, kind=kind, target="some", pids=pids, time_ns=ns(begin)))
         if end is not None:
             self.events.append(FaultOver(number=number, time_ns=ns(end)))
+
+    def only_beat(self, token: str, at: float) -> None:
+        """The run's last heartbeat, and its first."""
+        self.events = [event for event in self.events if not (isinstance(event, Beat) and event.token == token)]
+        self.events.append(Beat(operation=token.rpartition("-")[0], token=token, time_ns=ns(at)))
+
+    def settle(self, token: str, at: float) -> None:
+        self.events.append(Settled(operation=token.rpartition("-")[0], token=token, time_ns=ns(at)))
 
     def spoil(self, name: str, **changes: object) -> None:
         self.rows[name] = replace(self.rows[name], **changes)  # type: ignore[arg-type]
@@ -156,6 +166,69 @@ def ran_twice_and_no_message_broker_explains_it(scene: Scene) -> None:
     scene.operation("again", (20, 21, "returned"), (22, 23, "returned"))
     for kind in ("redis-flush", "rabbitmq-purge", "kafka-kill", "dispatcher-kill", "holder-kill"):
         scene.fault(kind, 20.5, 21)
+
+
+def ran_twice_and_the_process_was_killed_long_after(scene: Scene) -> None:
+    scene.operation("again", (20, 21, "returned"), (31, 32, "returned"), pids=(5, 6))
+    scene.fault("worker-kill", 30, 30.5, pids=(5,))
+
+
+def ran_twice_and_was_killed_after_it_had_settled(scene: Scene) -> None:
+    scene.operation("again", (20, 21, "returned"), (25, 26, "returned"), pids=(5, 6))
+    scene.settle("again-1", 21.1)
+    scene.fault("worker-kill", 21.2, 22, pids=(5,))
+
+
+def ran_twice_and_was_frozen_for_a_moment(scene: Scene) -> None:
+    scene.operation("again", (20, 24, "aborted"), (25, 26, "returned"), pids=(5, 6))
+    scene.fault("worker-freeze", 21, 22.5, pids=(5,))
+
+
+def ran_twice_and_was_frozen_before_its_last_heartbeat(scene: Scene) -> None:
+    scene.operation("again", (20, 29, "aborted"), (30, 31, "returned"), pids=(5, 6))
+    scene.fault("worker-freeze", 20.5, 24, pids=(5,))
+    scene.only_beat("again-1", 25)
+
+
+def ran_twice_and_was_frozen_after_its_timeout(scene: Scene) -> None:
+    scene.operation("again", (20, 33, "aborted"), (27, 28, "returned"), pids=(5, 6))
+    scene.fault("worker-freeze", 24.1, 32.9, pids=(5,))
+
+
+def ran_twice_and_another_process_was_frozen(scene: Scene) -> None:
+    scene.operation("again", (20, 23.9, "aborted"), (25, 26, "returned"), pids=(5, 6))
+    scene.fault("worker-freeze", 20, 25, pids=(6, 7))
+
+
+def ran_twice_and_the_database_was_away_for_a_moment(scene: Scene) -> None:
+    scene.operation("again", (20, 23.6, "aborted"), (25, 26, "returned"), pids=(5, 6))
+    scene.fault(POSTGRESQL_RESTART, 21, 22)
+
+
+def ran_twice_and_the_database_was_away_after_its_timeout(scene: Scene) -> None:
+    scene.operation("again", (20, 23.6, "aborted"), (35, 36, "returned"), pids=(5, 6))
+    scene.fault(POSTGRESQL_RESTART, 25, 34)
+
+
+def ran_twice_and_another_database_stalled(scene: Scene) -> None:
+    scene.operation("again", (20, 23.6, "aborted"), (25, 26, "returned"), pids=(5, 6))
+    scene.events.append(Stall(what="a database", service="b", lasted_s=4, time_ns=ns(24)))
+
+
+def one_fault_and_two_repeats(scene: Scene) -> None:
+    """The process that a planned retry left is killed later: that explains nothing of another repeat."""
+    scene.operation(
+        "again",
+        (20, 20.5, "retry"),
+        (21, 21.5, "retry"),
+        (22, 23, "returned"),
+        (29, 30, "returned"),
+        plan="retry",
+        pids=(5, 5, 6, 7),
+    )
+    scene.settle("again-1", 20.6)
+    scene.settle("again-2", 21.6)
+    scene.fault("worker-kill", 21.8, 22.5, pids=(5,))
 
 
 def started_one_attempt_twice(scene: Scene) -> None:
@@ -247,6 +320,16 @@ def states_do_not_add_up(scene: Scene) -> None:
         (ran_twice_and_the_fault_hit_another_process, "unexplained"),
         (ran_twice_and_the_fault_was_over_before, "unexplained"),
         (ran_twice_and_no_message_broker_explains_it, "unexplained"),
+        (ran_twice_and_the_process_was_killed_long_after, "unexplained"),
+        (ran_twice_and_was_killed_after_it_had_settled, "unexplained"),
+        (ran_twice_and_was_frozen_for_a_moment, "unexplained"),
+        (ran_twice_and_was_frozen_before_its_last_heartbeat, "unexplained"),
+        (ran_twice_and_was_frozen_after_its_timeout, "unexplained"),
+        (ran_twice_and_another_process_was_frozen, "unexplained"),
+        (ran_twice_and_the_database_was_away_for_a_moment, "unexplained"),
+        (ran_twice_and_the_database_was_away_after_its_timeout, "unexplained"),
+        (ran_twice_and_another_database_stalled, "unexplained"),
+        (one_fault_and_two_repeats, "unexplained"),
         (started_one_attempt_twice, "twice"),
         (lost_from_the_table, "lost"),
         (never_ended, "lost"),
@@ -283,6 +366,9 @@ def test_what_faults_explain_is_no_violation(scene: Scene) -> None:
     scene.fault(POSTGRESQL_RESTART, 60.5, 64)
     scene.operation("slow", (70, 73.6, "aborted"), (75, 76, "returned"), pids=(13, 14))
     scene.events.append(Stall(what="the driver's sleep", lasted_s=3, time_ns=ns(73.5)))
+    scene.operation("hindered twice", (90, 93.6, "aborted"), (95, 96, "returned"), pids=(18, 19))
+    scene.fault("worker-child-freeze", 90.1, 91.5, pids=(18,))
+    scene.events.append(Stall(what="a database", service="a", lasted_s=1.5, time_ns=ns(92.6)))
     scene.operation("beside", (80, None, ""), (85, 86, "returned"), pids=(15, 16))
     scene.operation("murderer", (80, 81, "died"), (82, 83, "died"), plan="die", pids=(15, 17))
     scene.events.append(Exited(target="a-dispatcher", code=2, time_ns=ns(66)))
@@ -291,9 +377,9 @@ def test_what_faults_explain_is_no_violation(scene: Scene) -> None:
     assert verdict.explained == {
         "worker-kill": 1,
         "worker-child-kill": 1,
-        "freeze": 1,
+        FREEZE: 1,
         POSTGRESQL_RESTART: 1,
-        STALL: 1,
+        STALL: 2,
         DIES: 1,
     }
 
@@ -306,19 +392,18 @@ def test_a_body_may_begin_between_the_note_of_a_kill_and_the_kill(scene: Scene) 
 
 def test_a_worker_may_freeze_between_the_start_in_sql_and_the_body(scene: Scene) -> None:
     scene.operation("late", (30.1, 30.2, "returned"), (35, 36, "returned"), pids=(5, 6))
-    scene.events.append(Beat(operation="late", token="late-1", time_ns=ns(20)))
+    scene.only_beat("late-1", 20)
     scene.fault("worker-freeze", 20.1, 30, pids=(5,))
     verdict = scene.check()
     assert not verdict.violations
-    assert verdict.explained == {"freeze": 1}
+    assert verdict.explained == {FREEZE: 1}
 
 
 def test_a_body_may_begin_after_its_successor_has_ended_if_it_was_frozen_before(scene: Scene) -> None:
     """At limit 1 it is not counted beside what has the permit by then."""
     account = "shared:one~1"
     scene.operation("late", (30.1, 30.2, "aborted"), (26, 27, "returned"), pids=(5, 6), account=account)
-    scene.events = [event for event in scene.events if not (isinstance(event, Beat) and event.token == "late-1")]
-    scene.events.append(Beat(operation="late", token="late-1", time_ns=ns(20)))
+    scene.only_beat("late-1", 20)
     scene.operation("other", (29, 31, "returned"), account=account)
     assert kinds(scene.check()) >= {"overlap", "bound", "unexplained"}
     scene.fault("worker-freeze", 20.1, 30, pids=(5,))
@@ -338,8 +423,9 @@ def test_an_operation_that_was_left_behind_counts_once(scene: Scene) -> None:
 def test_a_heartbeat_moves_the_moment_when_another_may_begin(scene: Scene) -> None:
     scene.operation("frozen", (20, 40.1, "aborted"), (28, 29, "returned"), pids=(5, 6))
     scene.fault("worker-freeze", 25.5, 40, pids=(5,))
+    scene.only_beat("frozen-1", 23.9)
     assert not scene.check().violations
-    scene.events.append(Beat(operation="frozen", token="frozen-1", time_ns=ns(25)))
+    scene.only_beat("frozen-1", 25)
     assert kinds(scene.check()) == {"overlap"}
 
 
