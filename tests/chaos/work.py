@@ -16,12 +16,11 @@ DOOMED = limited("shared:doomed", 1)
 CANCELLED = limited("shared:cancelled", 2)
 CANCELLED_BEFORE_S = 120.0
 """What is to be cancelled would run so long."""
-LONG = limited("shared:long", 1)
 LONG_S = (5.5, 7.5)
 """Longer than a heartbeat timeout, for faults to hit."""
-LONG_EVERY = 15
-"""One of so many is long, by turns without an account and in an account of limit 1. So two of a service rarely meet and
-more never do, and however long a run is, others find a free worker: what they wait for is what they are to show."""
+LONG_EVERY = 10
+"""One of so many is long, by turns without an account and in the service's own of limit 1. So about one runs at any
+time, and hardly ever more than two: others find a free worker, and what they wait for is what they are to show."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def draw_work(seed: int, service: str, *, rate: float) -> Iterator[Work]:
     for number in itertools.count(1):
         pause_s = rng.expovariate(rate)
         if number % LONG_EVERY == 0:
-            task, account = (("plain", ""), ("permit", LONG))[number // LONG_EVERY % 2]
+            task, account = (("plain", ""), ("permit", limited(f"{service}:long", 1)))[number // LONG_EVERY % 2]
             yield Work(task, "succeed", round(rng.uniform(*LONG_S), 2), account, pause_s=pause_s)
         else:
             yield _short(rng, service, pause_s)
