@@ -24,7 +24,8 @@ from celery_durable.store.accounts import Accounts, wake
 from celery_durable.store.attempts import Attempt, Attempts, Ending
 from celery_durable.store.operations import Operations
 from celery_durable.store.schema import PERMIT_STATES
-from tests.dispatching import Service, noted_statements
+from tests.dispatching import Service, counted_statements, noted_statements
+from tests.effort import instructions
 from tests.harness import wait_until
 
 pytestmark = pytest.mark.postgresql
@@ -129,6 +130,56 @@ def test_a_saturated_account_delays_no_other(service: Service) -> None:
                 wake(connection, service.tables, ["full"] * 5)
         assert service.report(f"unrelated {number}") is not None
     assert service.in_use("full") == 1
+
+
+def effort_of_admission(service: Service, passes: Passes, account: str, beside: str) -> tuple[int, int, int]:
+    """From an account's first call to its admission, while another account is woken all the time.
+
+    Returns steps of the passes, SQL statements, and instructions of this process.
+    """
+    taken = 0
+
+    def step_until(condition: Callable[[], object]) -> None:
+        nonlocal taken
+        while not condition():
+            assert taken < 10, f"{account} is not served"
+            with service.database.transaction() as connection:
+                wake(connection, service.tables, [beside] * 5)
+            passes.step()
+            taken += 1
+
+    def admit() -> None:
+        service.add(f"call of {account}", account=account)
+        step_until(lambda: service.report(account))
+        service.apply(service.reply(ReplyGroup(permits=1), account=account), passes=passes)
+        step_until(lambda: service.in_use(account))
+
+    with counted_statements(service.database) as statements:
+        executed = instructions(admit)
+    return taken, len(statements), executed
+
+
+def test_the_way_to_a_permit_is_no_longer_beside_a_saturated_account(service: Service) -> None:
+    """A28: admission beside an account where 100,000 wait takes the steps, statements and work that it does beside 100.
+
+    Passes of two accounts each, so that the full one, which is always woken, is in every one.
+    """
+    service = service.again(pass_accounts_max=2)
+    passes = service.passes()
+    efforts = {}
+    for name, number in (("few", 100), ("many", MANY)):
+        let_wait(service, number, name)
+        service.run_passes(passes)
+        service.lease(1, account=name)
+        service.run_passes(passes)
+        assert service.in_use(name) == 1
+        # What is done for the first time here, such as a statement's compilation, is no account's doing.
+        effort_of_admission(service, passes, f"first beside {name}", name)
+        efforts[name] = effort_of_admission(service, passes, f"second beside {name}", name)
+        assert (service.in_use(name), len(service.ids("queued", account=name))) == (1, number - 1)
+    few, many = efforts["few"], efforts["many"]
+    assert many[:2] == few[:2], "steps and statements"
+    assert many[2] < 1.1 * few[2], f"{few[2]} instructions beside 100 that wait, {many[2]} beside {MANY}"
 
 
 class Crowd:
