@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from celery_durable.dispatcher.passes import AfterCommit, Passes
 from celery_durable.dispatcher.recovery import Recovery
 from celery_durable.dispatcher.retention import Retention
 from celery_durable.permits.messages import AccountReply, AccountReport, ReplyGroup
+from celery_durable.permits.state import AccountState
 from celery_durable.runtime import Runtime
 from celery_durable.settings import Settings
 from celery_durable.store.accounts import client_identity, wake
@@ -26,6 +27,7 @@ from celery_durable.store.clock import now_ms
 from celery_durable.store.database import Database
 from celery_durable.store.migrate import migrate
 from celery_durable.store.schema import PERMIT_STATES, QUEUED, build_tables
+from tests.invariants import Invariants
 
 CLIENT_ID = "billing"
 EPOCH = 1_700_000_000_000
@@ -44,6 +46,7 @@ class Service:
         with self.database.transaction() as connection:
             self.incarnation = client_identity(connection, self.tables, CLIENT_ID)[1]
         self.handed: list[Admitted] = []
+        self.invariants = Invariants()
         self._version = 0
         self._others: list[Service] = []
 
@@ -129,6 +132,26 @@ class Service:
     def in_use(self, account: str = "acme", group: str | None = None) -> int:
         """How many operations hold a permit."""
         return len(self.ids(*PERMIT_STATES, account=account, group=group))
+
+    def look(self, account: str, limit: int, group_limits: Mapping[str, int]) -> None:
+        """What must hold of the account now: the bound, and that what it acknowledges and reports only grows.
+
+        From one thread at a time.
+        """
+        operations, accounts = self.tables.operations, self.tables.accounts
+        used = (
+            select(operations.c.group, func.count())
+            .where(operations.c.state.in_(PERMIT_STATES), operations.c.account == account)
+            .group_by(operations.c.group)
+        )
+        with self.database.reading() as connection:
+            in_use = {(CLIENT_ID, str(group)): int(count) for group, count in connection.execute(used)}
+            known = connection.scalar(select(accounts.c.state).where(accounts.c.account == account))
+        self.invariants.bound(in_use, limit, group_limits)
+        ack = None if known is None else AccountState.from_json(known).ack
+        if ack is not None:
+            self.invariants.grows("ack", account, ack)
+        self.invariants.grows("seq", CLIENT_ID, (self.newest_seq(),))
 
     def count(self, table: str) -> int:
         """Rows of a table."""

@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,9 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
     return app
 
 
-def record_beats(path: Path) -> None:
-    """Has this process's workers record each start and heartbeat that succeeded, with the time when it was begun."""
+def record_writes(path: Path) -> None:
+    """Has this process's workers record what they wrote: each start and heartbeat that succeeded, with the time when it
+    was begun, and each settle of a body's own outcome."""
     start, beat = Attempts.start, Attempts.beat
 
     def recorded_start(self: Attempts, attempt: Attempt, **more: Any) -> Started | None:
@@ -105,7 +107,18 @@ def record_beats(path: Path) -> None:
             history.write(path, history.Beat(operation=operation_id, token=token, time_ns=begun))
         return renewed
 
+    def recorded(settle: Callable[..., str]) -> Callable[..., str]:
+        @wraps(settle)
+        def settle_and_record(self: Attempts, attempt: Attempt, *rest: Any, **more: Any) -> str:
+            state = settle(self, attempt, *rest, **more)
+            history.write(path, history.Settled(operation=attempt.id, token=attempt.token))
+            return state
+
+        return settle_and_record
+
     Attempts.start, Attempts.beat = recorded_start, recorded_beat  # type: ignore[method-assign]
+    for name in ("succeed", "fail", "cancel", "retry"):
+        setattr(Attempts, name, recorded(getattr(Attempts, name)))
 
 
 def _how(error: BaseException) -> str:
@@ -118,5 +131,5 @@ def _how(error: BaseException) -> str:
 
 if "EXAMPLE_APP" in os.environ:
     _settings = json.loads(os.environ["EXAMPLE_APP"])
-    record_beats(Path(_settings["records"]))
+    record_writes(Path(_settings["records"]))
     app = make_app(**_settings)

@@ -10,22 +10,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from celery_durable.store.schema import SUCCEEDED
-from tests.chaos.history import NANOSECONDS, Beat, Ended, Enqueued, Event, Exited, Fault, FaultOver, Stall, Started
+from tests.chaos.bodies import WAKES_S, Run, fault_spans, runs_of
+from tests.chaos.history import NANOSECONDS, Enqueued, Event, Exited
 from tests.chaos.plans import PLANS, limit_of
+from tests.chaos.reasons import POSTGRESQL_RESTART, Reasons
 from tests.invariants import Invariants, InvariantViolation
 
-WAKES_S = 10.0
-"""A body that was frozen must stop within this after it was continued."""
-POSTGRESQL_RESTART = "postgresql-restart"
 DATABASE_FAULTS = (POSTGRESQL_RESTART, "holder-database-lost")
 START_S = 20.0
 """A process that was starting when its database went away may end by itself within this."""
-DIES = "kills its own process"
-STALL = "the machine stalled"
 WHOLE = ("bound", "group bound", "quiescence", "operations", "results", "states", "once")
 """What :meth:`Verdict.require` wants to have been looked at."""
 
@@ -53,33 +50,6 @@ class Final:
     footprint: int
     left: Sequence[str] = ()
     """Rows of outboxes, accounts and wakes that should be gone."""
-
-
-@dataclass
-class Run:
-    """One run of a body."""
-
-    started: Started
-    begun_ns: int
-    """When its attempt was begun in SQL, a moment before the body."""
-    ended: Ended | None = None
-    alive_ns: int = 0
-    """When the last heartbeat that succeeded was begun."""
-    killed_ns: int | None = None
-    killed_by: str | None = None
-    frozen: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when its process was stopped."""
-
-    @property
-    def over_ns(self) -> float:
-        """When the body was over; infinity: nothing says that it ever was."""
-        if self.ended is not None:
-            return self.ended.time_ns
-        return math.inf if self.killed_ns is None else self.killed_ns
-
-    def frozen_at(self, time_ns: float) -> bool:
-        """Whether its process stood still then, or had been continued less than :data:`WAKES_S` ago."""
-        return any(begin <= time_ns <= end + WAKES_S * NANOSECONDS for begin, end in self.frozen)
 
 
 @dataclass(frozen=True)
@@ -119,60 +89,6 @@ def check(events: Sequence[Event], final: Final, *, heartbeat_timeout_s: float) 
     return _Check(events, final, heartbeat_timeout_s).verdict()
 
 
-def runs_of(events: Iterable[Event]) -> dict[str, list[Run]]:
-    """The runs of each operation, in order."""
-    runs: dict[str, Run] = {}
-    beats: dict[str, list[int]] = defaultdict(list)
-    for event in events:
-        if isinstance(event, Started):
-            runs[event.token] = Run(event, event.time_ns, alive_ns=event.time_ns)
-        elif isinstance(event, Ended) and event.token in runs:
-            runs[event.token].ended = event
-        elif isinstance(event, Beat):
-            beats[event.token].append(event.time_ns)
-    for token, run in runs.items():
-        # The first is the start itself, and before the body.
-        if beats[token]:
-            run.begun_ns, run.alive_ns = min(run.begun_ns, *beats[token]), max(beats[token])
-    _mark_faults(list(runs.values()), events)
-    found: dict[str, list[Run]] = defaultdict(list)
-    # By attempt: a body that was frozen before it began may begin after its successor.
-    for run in sorted(runs.values(), key=lambda run: run.started.attempt):
-        found[run.started.operation].append(run)
-    return dict(found)
-
-
-def fault_spans(events: Iterable[Event]) -> list[tuple[Fault, float]]:
-    """Every fault, and when it was over (infinity: never)."""
-    over = {event.number: event.time_ns for event in events if isinstance(event, FaultOver)}
-    return [(event, over.get(event.number, math.inf)) for event in events if isinstance(event, Fault)]
-
-
-def _mark_faults(runs: Sequence[Run], events: Iterable[Event]) -> None:
-    spans: dict[int, list[tuple[Fault, float]]] = defaultdict(list)
-    for fault, over_ns in fault_spans(events):
-        for pid in fault.pids:
-            spans[pid].append((fault, over_ns))
-    deaths: dict[int, int] = {}
-    for run in runs:
-        if run.ended is not None and run.ended.how == "died":
-            deaths[run.started.pid] = run.killed_ns = run.ended.time_ns
-            run.killed_by = DIES
-    for run in runs:
-        started, death_ns = run.started, deaths.get(run.started.pid)
-        for fault, over_ns in spans.get(started.pid, ()):
-            if over_ns < run.begun_ns:
-                continue
-            if "freeze" in fault.kind:
-                run.frozen.append((fault.time_ns, over_ns))
-            elif run.killed_ns is None:
-                # A fault is noted before it is made: the body may have begun in between.
-                run.killed_ns, run.killed_by = max(fault.time_ns, started.time_ns), fault.kind
-        # A body that kills its process takes the others of that process with it.
-        if death_ns is not None and run.over_ns > death_ns >= started.time_ns:
-            run.killed_ns, run.killed_by = death_ns, DIES
-
-
 class _Check:
     def __init__(self, events: Sequence[Event], final: Final, heartbeat_timeout_s: float) -> None:
         self._events = events
@@ -180,14 +96,7 @@ class _Check:
         self._timeout_ns = heartbeat_timeout_s * NANOSECONDS
         self._enqueued = {event.operation: event for event in events if isinstance(event, Enqueued)}
         self._runs = runs_of(events)
-        self._restarts = [
-            (fault.time_ns, over) for fault, over in fault_spans(events) if fault.kind == POSTGRESQL_RESTART
-        ]
-        self._stalls = [
-            (event.time_ns - event.lasted_s * NANOSECONDS, event.time_ns)
-            for event in events
-            if isinstance(event, Stall)
-        ]
+        self._reasons = Reasons(events, heartbeat_timeout_s=heartbeat_timeout_s)
         self._invariants = Invariants()
         self._verdict = Verdict(runs=sum(len(runs) for runs in self._runs.values()))
 
@@ -275,7 +184,7 @@ class _Check:
         if run.over_ns <= begins_ns:
             return
         who = f"operation {operation}: attempt {successor.started.attempt} began beside {run.started.attempt}"
-        if run.killed_ns is None and not run.frozen_at(begins_ns) and not self._stalled(run, successor):
+        if run.killed_ns is None and not run.frozen_at(begins_ns) and not self._reasons.stalled(run):
             self._violated("overlap", f"{who}, which nothing had stopped")
         elif begins_ns < silent_ns:
             early_s = (silent_ns - begins_ns) / NANOSECONDS
@@ -284,12 +193,12 @@ class _Check:
             self._violated("overlap", f"{who}, which went on for more than {WAKES_S:g} s after it was continued")
 
     def _check_repeats(self, operation: str, enqueued: Enqueued, runs: Sequence[Run]) -> None:
-        """What ran more often than planned has a fault for each time."""
+        """What ran more often than planned has a fault of its own for each time."""
         self._verdict.looked["once"] += 1
         extra = len(runs) - len(PLANS[enqueued.plan].ends)
         if extra <= 0:
             return
-        reasons = [reason for run, later in itertools.pairwise(runs) if (reason := self._explain(run, later))]
+        reasons = [reason for run, later in itertools.pairwise(runs) if (reason := self._reasons.explain(run, later))]
         self._verdict.explained.update(reasons[:extra])
         if len(reasons) < extra:
             ends = [None if run.ended is None else run.ended.how for run in runs]
@@ -298,24 +207,6 @@ class _Check:
                 f"operation {operation} ({enqueued.plan}) ran {len(runs)} times, and faults explain {len(reasons)} "
                 f"of {extra} repeats; its bodies ended: {ends}",
             )
-
-    def _explain(self, run: Run, successor: Run) -> str | None:
-        """Why the run was made again: a fault of its process, or of its database, in its time."""
-        begin_ns, end_ns = run.begun_ns, successor.started.time_ns
-        if run.killed_ns is not None and run.killed_ns <= end_ns and run.killed_by != DIES:
-            return run.killed_by
-        if any(begin <= end_ns and begin_ns <= end for begin, end in run.frozen):
-            return "freeze"
-        if any(begin <= end_ns and begin_ns <= end for begin, end in self._restarts):
-            return POSTGRESQL_RESTART
-        if run.killed_by == DIES and (run.ended is None or run.ended.how != "died"):
-            return DIES
-        return STALL if self._stalled(run, successor) else None
-
-    def _stalled(self, run: Run, successor: Run) -> bool:
-        """Whether the machine itself stood still in the run's time."""
-        begin_ns, end_ns = run.begun_ns, successor.started.time_ns
-        return any(begin <= end_ns and begin_ns <= end for begin, end in self._stalls)
 
     def _check_ends(self, operation: str, enqueued: Enqueued, row: FinalOperation, runs: Sequence[Run]) -> None:
         """Every body ended or was killed, and the outcome that stands is the newest run's."""

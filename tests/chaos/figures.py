@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.checker import Run, runs_of
+from tests.chaos.bodies import Run, runs_of
 from tests.chaos.history import NANOSECONDS, Enqueued, Event, Fault
 from tests.chaos.plans import lane_of
 

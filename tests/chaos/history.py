@@ -1,8 +1,8 @@
 """What happened, told by those to whom it happened: one JSON line an event.
 
 Times are of CLOCK_MONOTONIC, which all processes of the machine share.
-Bodies write their own starts and ends, workers the heartbeats that succeeded, the driver what it enqueued and which
-faults it made. Nobody reads the file before the run is over.
+Bodies write their own starts and ends, workers the heartbeats and settles that succeeded, the driver what it enqueued
+and which faults it made. Nobody reads the file before the run is over.
 """
 
 from __future__ import annotations
@@ -60,6 +60,14 @@ class Ended(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Settled(Event):
+    """A worker's settle of a body's own outcome was committed. A body that was stopped as lost settles no such."""
+
+    operation: str
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Beat(Event):
     """A start or heartbeat of a worker succeeded; the time is when it was begun, so the row is alive from then on."""
 
@@ -101,10 +109,12 @@ class Stall(Event):
 
     what: str
     lasted_s: float
+    service: str = ""
+    """Whose database it was; empty: the machine's, and so everybody's."""
 
 
 TYPES: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Enqueued, Started, Ended, Beat, Fault, FaultOver, Exited, Stall)
+    kind.__name__: kind for kind in (Enqueued, Started, Ended, Settled, Beat, Fault, FaultOver, Exited, Stall)
 }
 
 

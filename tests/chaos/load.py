@@ -17,16 +17,9 @@ from celery_durable.runtime import runtime_of
 from tests.chaos import history
 from tests.chaos.history import Enqueued, Stall
 from tests.chaos.plans import FRESH, WARM, limited
+from tests.chaos.work import draw_work
 from tests.harness import Service
 
-SHARED = (limited("shared:one", 1), limited("shared:two", 2), limited("shared:many", 4))
-GROUPED = limited("shared:groups", 3)
-GROUPS = (limited("wf-1", 1), limited("wf-2", 2))
-DOOMED = limited("shared:doomed", 1)
-CANCELLED_BEFORE_S = 120.0
-"""What is to be cancelled would run so long."""
-LONG = limited("shared:long", 4)
-"""Of bodies that outlive their heartbeat timeout; as many have no account. Some run at any time, for faults to hit."""
 PROBE_EVERY_S = 0.5
 STALL_S = 1.0
 _RETRY_S = 0.1
@@ -50,8 +43,8 @@ class Load(Background):
         super().__init__(f"load-{service.name}")
         self._service = service
         self._path = path
-        self._rng = random.Random(f"load {seed} {service.name}")
-        self._rate = rate
+        self._work = draw_work(seed, service.name, rate=rate)
+        self._ids = random.Random(f"ids {seed} {service.name}")
         self._probes = 0
         self._cancels: list[tuple[float, str]] = []
         """When (monotonic) to cancel which operation."""
@@ -68,31 +61,20 @@ class Load(Background):
                     self._probe()
                     probe_s = time.monotonic() + PROBE_EVERY_S
                 else:
-                    self._work()
-                    work_s = time.monotonic() + self._rng.expovariate(self._rate)
+                    pause_s = self._next()
+                    work_s = time.monotonic() + pause_s
             self._cancel(math.inf)
         except BaseException as error:
             self.failure = error
             raise
 
-    def _work(self) -> None:
-        own = limited(f"{self._service.name}:own", 2)
-        plan = self._rng.choices(("succeed", "fail", "retry", "requeue", "die", "cancel"), (82, 4, 5, 4, 2, 3))[0]
-        duration_s = self._rng.choices((0.05, 0.3, 0.7), (60, 30, 10))[0]
-        if plan == "die":
-            self._enqueue("die", plan, 0.05, DOOMED, "")
-        elif plan == "cancel":
-            operation = self._enqueue("permit", plan, CANCELLED_BEFORE_S, LONG, "")
-            self._cancels.append((time.monotonic() + self._rng.uniform(0, 4), operation))
-        elif self._rng.random() < 0.15:
-            task, account = self._rng.choice((("plain", ""), ("permit", LONG)))
-            self._enqueue(task, plan, round(self._rng.uniform(4, 9), 2), account, "")
-        elif self._rng.random() < 0.3:
-            self._enqueue("grouped", plan, duration_s, GROUPED, self._rng.choice(GROUPS))
-        elif self._rng.random() < 0.1:
-            self._enqueue("plain", plan, duration_s, "", "")
-        else:
-            self._enqueue("permit", plan, duration_s, self._rng.choice((*SHARED, own)), "")
+    def _next(self) -> float:
+        """Enqueues the next work; returns how long after it the one after that comes."""
+        work = next(self._work)
+        operation = self._enqueue(work.task, work.plan, work.duration_s, work.account, work.group)
+        if work.cancel_after_s is not None:
+            self._cancels.append((time.monotonic() + work.cancel_after_s, operation))
+        return work.pause_s
 
     def warm_up(self) -> None:
         """Enqueues the first operation of the account that is to have a lease."""
@@ -116,7 +98,7 @@ class Load(Background):
     def _enqueue(self, task: str, plan: str, duration_s: float, account: str, group: str) -> str:
         """Again under the same ID until it is committed: the same call twice is one operation. Returns the ID."""
         found = self._service.app.tasks[f"chaos.{task}"]
-        operation = f"{self._service.name}-{uuid.UUID(int=self._rng.getrandbits(128)).hex[:16]}"
+        operation = f"{self._service.name}-{uuid.UUID(int=self._ids.getrandbits(128)).hex[:16]}"
         _until_committed(lambda: found.apply_async((plan, duration_s, account, group), task_id=operation))
         history.write(
             self._path,
@@ -159,10 +141,10 @@ class Witness(Background):
                 except DBAPIError:
                     continue
                 if not self._excused():
-                    self._note(f"the database of {service.name}", begun_s)
+                    self._note("a database", begun_s, service.name)
             before_s = time.monotonic()
 
-    def _note(self, what: str, since_s: float) -> None:
+    def _note(self, what: str, since_s: float, service: str = "") -> None:
         lasted_s = time.monotonic() - since_s
         if lasted_s > STALL_S:
-            history.write(self._path, Stall(what=what, lasted_s=round(lasted_s, 3)))
+            history.write(self._path, Stall(what=what, lasted_s=round(lasted_s, 3), service=service))

@@ -119,6 +119,15 @@ class Stream(threading.Thread):
             ):
                 self._sent[lane].append((result.id, time.monotonic_ns()))
 
+    def until(self, count: int) -> None:
+        """Waits until so many of each lane have started: it flows."""
+
+        def flows() -> bool:
+            started = {record.operation_id for record in self._service.records()}
+            return all(sum(name in started for name, _ in list(lane)) >= count for lane in self._sent.values())
+
+        wait_until(flows, _READY_S, what=f"{count} operations of the stream")
+
     def stop(self) -> dict[str, float]:
         """Ends it, waits until all has run, and returns the longest wait of each lane in seconds."""
         self._stopping.set()
@@ -147,7 +156,7 @@ def lost_workers(rig: Rig, times: int, rng: random.Random) -> Figure:
             sent_ns = time.monotonic_ns()
             lost = service.task("until").delay(f"lost:{number}", str(flag))
             before_s = (_starts(service, lost.id, 1)[0] - sent_ns) / 1e9
-            time.sleep(rng.uniform(0, 1.5))
+            time.sleep(rng.uniform(0, 1.5))  # so that it is killed at any moment between two heartbeats
             index = next(
                 i
                 for i, worker in enumerate(workers)
@@ -181,7 +190,7 @@ def lost_holders(rig: Rig, protocol: str, times: int) -> list[Figure]:
             for lost in (False, True):
                 stream = Stream(service)
                 stream.start()
-                time.sleep(1)
+                stream.until(10)
                 begun_ns = time.monotonic_ns()
                 if lost:
                     holders[number % 2].kill()
@@ -208,13 +217,13 @@ def lost_kafka(rig: Rig, broker: KafkaBroker, away_s: float) -> list[Figure]:
         service.task("work").delay("warm:leased", 0).get(timeout=_READY_S)
         stream = Stream(service)
         stream.start()
-        time.sleep(3)
+        stream.until(30)
         before = stream.stop()
         stream = Stream(service)
         stream.start()
         broker.kill()
         waiting = service.task("work").delay("cold:unseen", 0)
-        time.sleep(away_s)
+        time.sleep(away_s)  # the fault itself
         assert operation(service, waiting.id).state == "queued"
         broker.start()
         answers_ns = time.monotonic_ns()
@@ -240,7 +249,7 @@ def lost_members(rig: Rig, times: int) -> list[Figure]:
             for number in range(times):
                 first, second = members[number % 2], members[(number + 1) % 2]
                 _own(members, 6)
-                time.sleep(1)
+                _shared_by(rig.kafka, f"{topic}-group", 2)
                 killed_s = time.monotonic()
                 first.kill()
                 _own([second], 12)

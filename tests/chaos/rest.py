@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from celery_durable.runtime import runtime_of
 from celery_durable.store.schema import ENDED_STATES, WAITING_STATES
 from tests.chaos.checker import Final, FinalOperation
 from tests.chaos.system import System
-from tests.e2e.observe import holder_rows, holder_usage, in_use, rows, states
+from tests.e2e.observe import holder_rows, holder_usage, in_use, outbox_depth, rows, states
 from tests.harness import Service
 
 _EMPTY_AT_REST = ("outbox", "wakes", "accounts")
@@ -22,9 +22,15 @@ def at_rest(system: System) -> bool:
     return not unfinished(system) and not _left(system)
 
 
-def unfinished(system: System) -> int:
-    """How many operations have not ended."""
-    return sum(_unfinished(service) for service in system.services.values())
+def unfinished(system: System) -> list[str]:
+    """The operations that have not ended."""
+    return sorted(name for service in system.services.values() for name in _unfinished(service))
+
+
+def outboxes(system: System) -> dict[str, int]:
+    """How many messages wait for Kafka in each service's outbox, and in the holder's."""
+    found = {f"outbox of {service.name}": outbox_depth(service) for service in system.services.values()}
+    return {**found, "outbox of the holder": len(holder_rows(system.stack, "outbox", "no"))}
 
 
 def final(system: System) -> Final:
@@ -53,12 +59,12 @@ def _token(state: str, result: bytes | None) -> str | None:
     return str(json.loads(result)) if state == "succeeded" and result is not None else None
 
 
-def _unfinished(service: Service) -> int:
+def _unfinished(service: Service) -> list[str]:
     runtime = runtime_of(service.app)
     operations = runtime.tables.operations
-    statement = select(func.count()).where(operations.c.state.not_in(ENDED_STATES))
+    statement = select(operations.c.id).where(operations.c.state.not_in(ENDED_STATES))
     with runtime.database.reading() as connection:
-        return int(connection.scalar(statement) or 0)
+        return list(connection.scalars(statement))
 
 
 def _left(system: System) -> list[str]:

@@ -13,7 +13,8 @@ from tests.chaos.checker import Verdict, check
 from tests.chaos.driver import Driver
 from tests.chaos.faults import Broker, PlannedFault, draw
 from tests.chaos.figures import Recovery, recoveries
-from tests.chaos.rest import at_rest, final, unfinished
+from tests.chaos.rest import at_rest, final, outboxes, unfinished
+from tests.chaos.stalls import Standstill
 from tests.chaos.system import HEARTBEAT_TIMEOUT_S, System
 
 PROTOCOLS = ("classic", "consumer")
@@ -25,7 +26,7 @@ MISTAKES = re.compile(
 REST_DEADLINE_S = 150.0
 """After the last fault everything must have ended, and all messages been sent, within this."""
 STUCK_S = 60.0
-"""If nothing ends for so long after that, it is no slow machine."""
+"""If no operation ends, or an outbox is never empty, for so long after that, it is no slow machine."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class Outcome:
     seconds: float
     rested: bool
     """Whether it came to rest in time."""
-    stuck: bool
-    """Whether it did not, and no operation ended for :data:`STUCK_S` after that."""
+    stalled: Sequence[str]
+    """Operations that had not ended :data:`REST_DEADLINE_S` after the last fault."""
+    stuck: Sequence[str]
+    """What did not move at all for :data:`STUCK_S` after that: see :class:`tests.chaos.stalls.Standstill`."""
     rest_s: float
     operations: int
     verdict: Verdict
@@ -50,8 +53,8 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Nothing was violated, and every check looked at something."""
-        return not (self.verdict.violations or self.verdict.blind() or self.mistakes)
+        """Nothing was violated, it came to rest in time, and every check looked at something."""
+        return self.rested and not (self.verdict.violations or self.verdict.blind() or self.mistakes)
 
     @property
     def command(self) -> str:
@@ -84,8 +87,10 @@ def run(
         rested = driver.settle(lambda: at_rest(system), REST_DEADLINE_S)
         rest_s = time.monotonic() - faults_over_s
         say(f"{'came' if rested else 'did NOT come'} to rest in {rest_s:.1f} s")
-        left = 0 if rested else unfinished(system)
-        stuck = left > 0 and not driver.settle(lambda: unfinished(system) < left, STUCK_S)
+        stalled = [] if rested else unfinished(system)
+        standstill = Standstill()
+        if not rested:
+            driver.settle(lambda: standstill.look(unfinished(system), outboxes(system)), STUCK_S)
         end = final(system)
     events = history.read(system.history)
     verdict = check(events, end, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
@@ -96,7 +101,8 @@ def run(
         planned=planned,
         seconds=seconds,
         rested=rested,
-        stuck=stuck,
+        stalled=stalled,
+        stuck=standstill.still,
         rest_s=rest_s,
         operations=verdict.looked["operations"],
         verdict=verdict,

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tests.chaos.figures import p50
 from tests.chaos.plans import FRESH, PLAIN, WARM
-from tests.chaos.run import Outcome
+from tests.chaos.run import REST_DEADLINE_S, Outcome
 
 VIOLATIONS_SHOWN = 30
 
@@ -29,6 +29,8 @@ def show(console: Console, outcome: Outcome) -> None:
         - sum(verdict.count(kind) for kind in ("bound", "lost", "unexplained", "twice")),
         "errors of a program in the logs": len(outcome.mistakes),
         "at rest after": f"{outcome.rest_s:.1f} s" if outcome.rested else "not within the deadline",
+        f"stalled: not ended {REST_DEADLINE_S:g} s after the last fault": len(outcome.stalled),
+        "stuck: does not move at all": ", ".join(outcome.stuck) or "nothing",
     }
     table = Table(show_header=False, title="Verdict", title_justify="left")
     for name, value in facts.items():
@@ -36,6 +38,8 @@ def show(console: Console, outcome: Outcome) -> None:
     console.print(table)
     for violation in verdict.violations[:VIOLATIONS_SHOWN]:
         console.print(f"VIOLATION {violation}", markup=False, soft_wrap=True)
+    for operation in outcome.stalled[:VIOLATIONS_SHOWN]:
+        console.print(f"STALLED {operation}", markup=False)
     for line in outcome.mistakes[:VIOLATIONS_SHOWN]:
         console.print(f"MISTAKE {line}", markup=False, soft_wrap=True)
     if blind := verdict.blind():

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -30,11 +31,14 @@ from celery_durable.store.database import Database
 from celery_durable.store.migrate import migrate
 from celery_durable.store.offsets import Position
 from holder_service import commands, store
+from holder_service.account import AccountState
+from holder_service.footprint import footprint
 from holder_service.migrations import HOLDER
 from holder_service.service import Service
 from holder_service.settings import HolderSettings, load
 from holder_service.usage import Usage
 from tests.harness import Kafka, wait_until
+from tests.invariants import Invariants, InvariantViolation, Pair
 from tests.kafka_parts import partition_of
 
 T = TypeVar("T")
@@ -60,6 +64,8 @@ class Rig:
         )
         self.tables = store.build_tables()
         self.database = self.open(database_url)
+        self.invariants = Invariants()
+        self._life = 0
         self.stack = contextlib.ExitStack()
         self.stack.callback(self.database.dispose)
         names = (self.settings.limits_topic, self.settings.dead_letters_topic)
@@ -89,6 +95,47 @@ class Rig:
         found = {each.account: each for each in commands.usages(self.database, self.tables, self.settings.semaphore())}
         return found.get(account)
 
+    def look(self, clients: Sequence[Client], accounts: Sequence[str], *, limit: int) -> None:
+        """What must hold of the accounts now: the bound, all that is in use is counted, and versions only grow."""
+        with self.database.reading() as connection:
+            rows = store.load_rows(connection, self.tables, accounts)
+        for account in accounts:
+            in_use = {
+                (client.client_id, group): held.in_use
+                for client in clients
+                for group, held in client.view(account).groups.items()
+            }
+            self.invariants.bound(in_use, limit, {})
+            row = rows.get(account)
+            self.invariants.covers({} if row is None else _footprints(row.state), in_use)
+            if row is not None:
+                self.invariants.grows("version", f"{account} of database {self._life}", (row.version,))
+
+    def give_back(self, clients: Sequence[Client]) -> Callable[[], bool]:
+        """Has clients whose operations have all ended give back what they have. Returns: is nothing left?"""
+        for client in clients:
+            for account in list(client.views):
+                client.report(account, gives_back=True)
+        return partial(self._at_rest, clients)
+
+    def _at_rest(self, clients: Sequence[Client]) -> bool:
+        for client in clients:
+            for account in sorted({reply.account for reply in client.pump() if reply.ack_wanted}):
+                client.report(account, gives_back=True)
+        usages = commands.usages(self.database, self.tables, self.settings.semaphore())
+        groups = [held for client in clients for view in client.views.values() for held in view.groups.values()]
+        left = [usage.account for usage in usages]
+        try:
+            self.invariants.quiet(
+                sum(usage.footprint for usage in usages),
+                sum(held.in_use for held in groups),
+                sum(held.waiting for held in groups),
+                [*left, "outbox"] if self.outbox_depth() else left,
+            )
+        except InvariantViolation:
+            return False
+        return True
+
     def outbox_depth(self) -> int:
         """Rows in the holder's outbox."""
         with self.database.reading() as connection:
@@ -104,6 +151,7 @@ class Rig:
 
     def restore(self, backup: dict[str, list[Any]]) -> None:
         """Puts the database back to what it was. An empty backup: the database is lost, and was made anew."""
+        self._life += 1
         with self.database.transaction() as connection:
             for table in self.tables.metadata.sorted_tables:
                 connection.execute(table.delete())
@@ -359,6 +407,7 @@ class Client:
 class Race:
     """Clients that want the only permit of each account. Two at once in one account fail the test."""
 
+    rig: Rig
     clients: Sequence[Client]
     accounts: Sequence[str]
     dice: random.Random
@@ -379,11 +428,20 @@ class Race:
             asked = {reply.account for reply in client.pump() if reply.ack_wanted}
             for account in self.accounts:
                 if client.claim(account):
-                    assert account not in self.in_use, f"{account}: two at once"
+                    self.rig.look(self.clients, [account], limit=1)
                     self.in_use[account] = client
                     asked.add(account)
             for account in sorted(asked):
                 client.report(account)
+
+
+def _footprints(state: AccountState) -> dict[Pair, int]:
+    """What the holder counts for each pair."""
+    return {
+        (name, group): footprint(client, pair)
+        for name, client in state.clients.items()
+        for group, pair in client.pairs.items()
+    }
 
 
 def accounts_of_partition(partition: int, count: int = 1, partitions: int = PARTITIONS) -> list[str]:

@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +16,16 @@ from typing import Any
 
 import pytest
 from psycopg import ClientCursor
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, select, text
 
 from celery_durable.dispatcher.passes import Passes
 from celery_durable.permits.messages import ReplyGroup
 from celery_durable.store.accounts import Accounts, wake
-from celery_durable.store.clock import now_ms
+from celery_durable.store.attempts import Attempt, Attempts, Ending
 from celery_durable.store.operations import Operations
 from celery_durable.store.schema import PERMIT_STATES
-from tests.dispatching import Service, noted_statements
+from tests.dispatching import Service, counted_statements, noted_statements
+from tests.effort import instructions
 from tests.harness import wait_until
 
 pytestmark = pytest.mark.postgresql
@@ -130,6 +132,56 @@ def test_a_saturated_account_delays_no_other(service: Service) -> None:
     assert service.in_use("full") == 1
 
 
+def effort_of_admission(service: Service, passes: Passes, account: str, beside: str) -> tuple[int, int, int]:
+    """From an account's first call to its admission, while another account is woken all the time.
+
+    Returns steps of the passes, SQL statements, and instructions of this process.
+    """
+    taken = 0
+
+    def step_until(condition: Callable[[], object]) -> None:
+        nonlocal taken
+        while not condition():
+            assert taken < 10, f"{account} is not served"
+            with service.database.transaction() as connection:
+                wake(connection, service.tables, [beside] * 5)
+            passes.step()
+            taken += 1
+
+    def admit() -> None:
+        service.add(f"call of {account}", account=account)
+        step_until(lambda: service.report(account))
+        service.apply(service.reply(ReplyGroup(permits=1), account=account), passes=passes)
+        step_until(lambda: service.in_use(account))
+
+    with counted_statements(service.database) as statements:
+        executed = instructions(admit)
+    return taken, len(statements), executed
+
+
+def test_the_way_to_a_permit_is_no_longer_beside_a_saturated_account(service: Service) -> None:
+    """A28: admission beside an account where 100,000 wait takes the steps, statements and work that it does beside 100.
+
+    Passes of two accounts each, so that the full one, which is always woken, is in every one.
+    """
+    service = service.again(pass_accounts_max=2)
+    passes = service.passes()
+    efforts = {}
+    for name, number in (("few", 100), ("many", MANY)):
+        let_wait(service, number, name)
+        service.run_passes(passes)
+        service.lease(1, account=name)
+        service.run_passes(passes)
+        assert service.in_use(name) == 1
+        # What is done for the first time here, such as a statement's compilation, is no account's doing.
+        effort_of_admission(service, passes, f"first beside {name}", name)
+        efforts[name] = effort_of_admission(service, passes, f"second beside {name}", name)
+        assert (service.in_use(name), len(service.ids("queued", account=name))) == (1, number - 1)
+    few, many = efforts["few"], efforts["many"]
+    assert many[:2] == few[:2], "steps and statements"
+    assert many[2] < 1.1 * few[2], f"{few[2]} instructions beside 100 that wait, {many[2]} beside {MANY}"
+
+
 class Crowd:
     """All that work on one account at once, each in a thread and with connections of its own."""
 
@@ -178,22 +230,22 @@ class Crowd:
         """Somebody enqueues one."""
         own.add(f"op{next(self.numbers)}", group=self.dice.choice(list(self.permits)))
         self.done["calls"] += 1
-        time.sleep(0.005)
+        time.sleep(0.005)  # its own pace: the others' locks are what is looked at, not a flood of calls
 
     def works(self, own: Service) -> None:
         """A worker starts one that is admitted, and ends it."""
         table = own.tables.operations
-        chosen = select(table.c.order_no).where(table.c.state == "admitted").order_by(func.random()).limit(1)
-        start = update(table).where(table.c.order_no == chosen.scalar_subquery(), table.c.state == "admitted")
-        with own.database.transaction() as connection:
-            values = {"state": "running", "run_token": "t", "alive_until": now_ms() + 60_000}
-            number = connection.execute(start.values(values).returning(table.c.order_no)).scalar_one_or_none()
-        if number is None:
+        columns = (table.c.id, table.c.generation, table.c.attempt)
+        chosen = select(*columns).where(table.c.state == "admitted").order_by(func.random()).limit(1)
+        with own.database.reading() as connection:
+            found = connection.execute(chosen).one_or_none()
+        if found is None:
             return
-        with own.database.transaction() as connection:
-            ended = {"state": "succeeded", "run_token": None, "alive_until": None, "ended_at": now_ms()}
-            connection.execute(update(table).where(table.c.order_no == number).values(ended))
-            wake(connection, own.tables, ["acme"])
+        attempt, attempts = Attempt(*found, token=uuid.uuid4().hex), Attempts(own.database, own.tables)
+        if attempts.start(attempt, worker="w", timeout_ms=60_000) is None:
+            return
+        settle = attempts.succeed if self.dice.random() < 0.8 else attempts.fail
+        settle(attempt, Ending())
         self.done["settles"] += 1
 
     def cancels(self, own: Service) -> None:
@@ -203,7 +255,7 @@ class Crowd:
         with own.database.engine.connect() as connection:
             chosen = connection.execute(open_ones).scalar_one_or_none()
             if chosen is not None and self.operations.cancel(connection, chosen) == "cancelled":
-                time.sleep(0.01)
+                time.sleep(0.01)  # the user's transaction stays open: others meet the row that it holds
                 if self.dice.random() < 0.3:
                     connection.rollback()
                 else:
@@ -214,13 +266,12 @@ class Crowd:
         """The holder says the same in a newer version."""
         groups = [ReplyGroup(group=name, permits=most) for name, most in self.permits.items()]
         own.apply(own.reply(*groups, version=1_000 + next(self.numbers)))
-        time.sleep(0.002)
+        time.sleep(0.002)  # replies hold the account's lock: without a pause no pass would ever have it
 
     def looks(self, own: Service) -> None:
-        """One snapshot of the account: nobody sees more in use than there are permits."""
-        for group, used in in_use(own).items():
-            assert used <= self.permits[group], f"{used} in use in group {group!r} with {self.permits[group]} permits"
-            self.done["looks"] += 1
+        """One look at the account: nobody sees more in use than there are permits, or anything go back."""
+        own.look("acme", sum(self.permits.values()), self.permits)
+        self.done["looks"] += 1
 
 
 def _step(passes: Passes, _own: Service) -> None:
@@ -255,6 +306,7 @@ def test_passes_in_a_tight_loop_beside_everything_else(service: Service) -> None
         assert all(service.ids("queued", group=group) for group in permits)
         # Nobody wakes the account any more: a wake that was lost in the crowd would leave a permit unused.
         wait_until(lambda: (passes[0][1].step(), in_use(service) == permits)[1], 20, what="every permit is used")
+    service.invariants.require("bound", "group bound", "ack", "seq")
 
 
 def test_a_release_while_a_pass_counts_is_seen_by_the_next(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ def test_a_holder_frozen_before_its_commit_commits_nothing(rig: Rig, real_stack:
     wait_until(lambda: (client.pump(), client.answered["acme"] == newest.seq)[1], DEADLINE_S, what="the successor")
     before = row_of(rig, "acme")
     assert before.state.clients["billing"].seq == newest.seq > lost.seq
+    rig.look([client], ["acme"], limit=1)
 
     logged = len(older.log.read_text())
     older.thaw()
@@ -64,4 +65,6 @@ def test_a_holder_frozen_before_its_commit_commits_nothing(rig: Rig, real_stack:
     other = client.report("other", waiting=1)
     wait_until(lambda: (client.pump(), client.answered.get("other") == other.seq)[1], DEADLINE_S, what="an answer")
     assert row_of(rig, "acme") == before
+    rig.look([client], ["acme"], limit=1)
+    rig.invariants.require("bound", "covers", "version")
     assert older.alive

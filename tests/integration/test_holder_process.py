@@ -105,7 +105,7 @@ def test_holders_that_are_killed_at_any_moment_lose_and_double_nothing(rig: Rig,
     for account in accounts:
         for client in clients:
             client.report(account, waiting=wanted)
-    race = Race(clients, accounts, dice)
+    race = Race(rig, clients, accounts, dice)
     kills = [0.15, 0.4, 0.7]
     total = 2 * wanted * len(accounts)
 
@@ -119,6 +119,8 @@ def test_holders_that_are_killed_at_any_moment_lose_and_double_nothing(rig: Rig,
 
     wait_until(over, 90, what="all to be served")
     assert not kills
+    wait_until(rig.give_back(clients), 60, what="rest")
+    rig.invariants.require("bound", "covers", "version", "quiescence", "rows")
 
 
 def test_a_holder_that_was_frozen_commits_nothing_over_its_successor(rig: Rig, real_stack: Stack) -> None:
@@ -146,7 +148,7 @@ def test_a_holder_that_was_frozen_commits_nothing_over_its_successor(rig: Rig, r
     def claim() -> bool:
         for account in accounts:
             if client.try_to_claim(account):
-                assert account not in in_use
+                rig.look([client], [account], limit=1)
                 in_use.add(account)
         return len(in_use) == len(accounts)
 

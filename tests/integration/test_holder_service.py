@@ -76,13 +76,15 @@ def test_two_clients_that_race_for_the_last_permit(rig: Rig) -> None:
     for account in accounts:
         for client in dice.sample(clients, 2):
             client.report(account, waiting=1)
-    race = Race(clients, accounts, dice)
+    race = Race(rig, clients, accounts, dice)
 
     def over() -> bool:
         race.step()
         return len(race.ended) == 2 * len(accounts)
 
     holder.until(over, "all to be served")
+    holder.until(rig.give_back(clients), "rest")
+    rig.invariants.require("bound", "covers", "quiescence", "rows")
     assert sorted(race.ended) == sorted((account, client.client_id) for account in accounts for client in clients)
 
 

@@ -257,17 +257,8 @@ class Faults:
         if bus.is_down:
             return False
         bus.is_down = True
-        self.world.at(self.rng.choice((1_000, 6_000, 20_000)), self._kafka_back)
+        self.world.at(self.rng.choice((1_000, 6_000, 20_000)), self.world.kafka_back)
         return True
-
-    def _kafka_back(self) -> None:
-        bus = self.world.bus
-        bus.is_down = False
-        for name, topic in bus.topics.items():
-            for number in range(len(topic.partitions)):
-                bus.announce(name, number)
-        for group in self.world.groups_of_kafka.of.values():
-            self.world.groups_of_kafka.rebalance(group)
 
     def _broker_away(self) -> bool:
         self.world.broker_is_down = True
@@ -418,7 +409,7 @@ class Faults:
         world.weather = world.bus.weather = Weather()
         world.broker_is_down = False
         world.doomed.intersection_update(crashes.RARE)  # some are passed only when an operator looks
-        self._kafka_back()
+        world.kafka_back()
         for service in self.people.there():
             if service.is_clone:
                 self._end_for_ever(service)

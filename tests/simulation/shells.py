@@ -131,7 +131,7 @@ class World:
 
     def run(self) -> str:
         """Runs the seed to its end. Returns the hash of its log. Raises InvariantViolation."""
-        self._begin()
+        self.begin()
         while self.clock.now_ms < self.faults_end_ms or self.work_left:
             self._step()
         self.settling = True
@@ -149,6 +149,13 @@ class World:
         self.stats["virtual s"] += (self.clock.now_ms - START_MS) // 1000
         return self.log.hexdigest()
 
+    def advance(self, ms: int) -> None:
+        """So much time passes, for a test that decides itself what happens."""
+        until_ms = self.clock.now_ms + ms
+        self.at(ms, lambda: None)
+        while self.clock.now_ms < until_ms:
+            self._step()
+
     def _step(self) -> None:
         at_ms, _, work = heapq.heappop(self._events)
         self.clock.now_ms = max(self.clock.now_ms, at_ms)
@@ -158,7 +165,8 @@ class World:
         if self.errors:
             raise InvariantViolation(f"an error was logged: {self.errors[0]}")
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Starts everything."""
         from tests.simulation.faults import Faults
 
         if not self.quiet:
@@ -288,6 +296,15 @@ class World:
             for service in self.services
             for account, _ in service.slot.rows("SELECT account, state FROM durable_accounts")
         )
+
+    def kafka_back(self) -> None:
+        """The cluster answers again."""
+        self.bus.is_down = False
+        for name, topic in self.bus.topics.items():
+            for number in range(len(topic.partitions)):
+                self.bus.announce(name, number)
+        for group in self.groups_of_kafka.of.values():
+            self.groups_of_kafka.rebalance(group)
 
     # -- processes
 

@@ -2,83 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.chaos import history
-from tests.chaos.checker import DIES, POSTGRESQL_RESTART, STALL, WHOLE, Final, FinalOperation, Verdict, check, runs_of
-from tests.chaos.history import Beat, Ended, Enqueued, Event, Exited, Fault, FaultOver, Stall, Started
-from tests.chaos.plans import PLANS
-
-TIMEOUT_S = 4.0
-ACCOUNT, GROUP = "shared:acme~2", "wf~1"
-
-
-def ns(seconds: float) -> int:
-    return round(seconds * 1e9)
-
-
-@dataclass
-class Scene:
-    """A history and its end, as they should be unless a test spoils them. Times in seconds."""
-
-    events: list[Event] = field(default_factory=list)
-    rows: dict[str, FinalOperation] = field(default_factory=dict)
-    final: Final = field(default_factory=lambda: Final({}, {}, in_use=0, waiting=0, footprint=0))
-    faults: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-
-    def operation(
-        self,
-        name: str,
-        *runs: tuple[float, float | None, str],
-        plan: str = "succeed",
-        account: str = ACCOUNT,
-        group: str = "",
-        pids: tuple[int, ...] = (),
-    ) -> None:
-        """An operation whose bodies ran from, to (None: it never said so), and how they ended."""
-        self.events.append(Enqueued(operation=name, service="a", plan=plan, account=account, group=group, time_ns=0))
-        for number, (begin, end, how) in enumerate(runs, start=1):
-            token, pid = f"{name}-{number}", pids[number - 1] if pids else 1000 + number
-            self.events += [
-                Beat(operation=name, token=token, time_ns=ns(begin - 0.01)),
-                Started(
-                    operation=name,
-                    token=token,
-                    attempt=number,
-                    service="a",
-                    account=account,
-                    group=group,
-                    pid=pid,
-                    time_ns=ns(begin),
-                ),
-            ]
-            if end is not None:
-                self.events.append(Ended(operation=name, token=token, how=how, time_ns=ns(end)))
-        state = PLANS[plan].state
-        result = f"{name}-{len(runs)}" if state == "succeeded" else None
-        self.rows[name] = FinalOperation("a", state, len(runs), result)
-
-    def fault(self, kind: str, begin: float, end: float | None = None, *, pids: tuple[int, ...] = ()) -> None:
-        number = next(self.faults)
-        self.events.append(Fault(number=number, kind=kind, target="some", pids=pids, time_ns=ns(begin)))
-        if end is not None:
-            self.events.append(FaultOver(number=number, time_ns=ns(end)))
-
-    def spoil(self, name: str, **changes: object) -> None:
-        self.rows[name] = replace(self.rows[name], **changes)  # type: ignore[arg-type]
-
-    def check(self) -> Verdict:
-        states: dict[str, int] = {}
-        for row in self.rows.values():
-            states[row.state] = states.get(row.state, 0) + 1
-        final = replace(self.final, operations=self.rows, states=self.final.states or states)
-        events = sorted(self.events, key=lambda event: event.time_ns)
-        return check(events, final, heartbeat_timeout_s=TIMEOUT_S)
+from tests.chaos.bodies import runs_of
+from tests.chaos.checker import WHOLE
+from tests.chaos.history import Exited, Stall, Started
+from tests.chaos.reasons import POSTGRESQL_RESTART
+from tests.unit.chaos_scene import GROUP, Scene, kinds, ns
 
 
 @pytest.fixture
@@ -93,10 +28,6 @@ def scene() -> Scene:
     scene.operation("cancelled", (11, 12, "aborted"), plan="cancel")
     scene.operation("cancelled early", plan="cancel")
     return scene
-
-
-def kinds(verdict: Verdict) -> set[str]:
-    return {violation.kind for violation in verdict.violations}
 
 
 def test_a_good_history_is_good_and_was_looked_at(scene: Scene) -> None:
@@ -136,26 +67,6 @@ def ran_beside_a_frozen_one_too_early(scene: Scene) -> None:
 def went_on_long_after_it_was_continued(scene: Scene) -> None:
     scene.operation("frozen", (20, 45, "aborted"), (25, 26, "returned"), pids=(5, 6))
     scene.fault("worker-freeze", 20.5, 26, pids=(5,))
-
-
-def ran_twice_without_a_fault(scene: Scene) -> None:
-    scene.operation("again", (20, 21, "returned"), (22, 23, "returned"))
-
-
-def ran_twice_and_the_fault_hit_another_process(scene: Scene) -> None:
-    scene.operation("again", (20, 21, "returned"), (22, 23, "returned"), pids=(5, 6))
-    scene.fault("worker-kill", 20.5, 21, pids=(7,))
-
-
-def ran_twice_and_the_fault_was_over_before(scene: Scene) -> None:
-    scene.fault(POSTGRESQL_RESTART, 18, 19)
-    scene.operation("again", (20, 21, "returned"), (22, 23, "returned"))
-
-
-def ran_twice_and_no_message_broker_explains_it(scene: Scene) -> None:
-    scene.operation("again", (20, 21, "returned"), (22, 23, "returned"))
-    for kind in ("redis-flush", "rabbitmq-purge", "kafka-kill", "dispatcher-kill", "holder-kill"):
-        scene.fault(kind, 20.5, 21)
 
 
 def started_one_attempt_twice(scene: Scene) -> None:
@@ -243,10 +154,6 @@ def states_do_not_add_up(scene: Scene) -> None:
         (ran_beside_itself, "overlap"),
         (ran_beside_a_frozen_one_too_early, "overlap"),
         (went_on_long_after_it_was_continued, "overlap"),
-        (ran_twice_without_a_fault, "unexplained"),
-        (ran_twice_and_the_fault_hit_another_process, "unexplained"),
-        (ran_twice_and_the_fault_was_over_before, "unexplained"),
-        (ran_twice_and_no_message_broker_explains_it, "unexplained"),
         (started_one_attempt_twice, "twice"),
         (lost_from_the_table, "lost"),
         (never_ended, "lost"),
@@ -271,54 +178,11 @@ def test_each_violation_is_found(scene: Scene, spoil: Callable[[Scene], None], k
     assert kind in kinds(scene.check())
 
 
-def test_what_faults_explain_is_no_violation(scene: Scene) -> None:
-    """Killed, frozen, left behind beside its successor, its database restarted, stalled: each is told by its reason."""
-    scene.operation("killed", (20, None, ""), (25, 26, "returned"), pids=(5, 6))
-    scene.fault("worker-kill", 20.5, 21, pids=(5, 4))
-    scene.operation("settling", (30, 31, "returned"), (35, 36, "returned"), pids=(7, 8))
-    scene.fault("worker-child-kill", 31.001, 31.1, pids=(7,))
-    scene.operation("frozen", (40, 50.1, "aborted"), (45, 46, "returned"), pids=(9, 10))
-    scene.fault("worker-freeze", 40.5, 50, pids=(9,))
-    scene.operation("cut off", (60, 63.6, "aborted"), (65, 66, "returned"), pids=(11, 12))
-    scene.fault(POSTGRESQL_RESTART, 60.5, 64)
-    scene.operation("slow", (70, 73.6, "aborted"), (75, 76, "returned"), pids=(13, 14))
-    scene.events.append(Stall(what="the driver's sleep", lasted_s=3, time_ns=ns(73.5)))
-    scene.operation("beside", (80, None, ""), (85, 86, "returned"), pids=(15, 16))
-    scene.operation("murderer", (80, 81, "died"), (82, 83, "died"), plan="die", pids=(15, 17))
-    scene.events.append(Exited(target="a-dispatcher", code=2, time_ns=ns(66)))
-    verdict = scene.check()
-    assert not verdict.violations
-    assert verdict.explained == {
-        "worker-kill": 1,
-        "worker-child-kill": 1,
-        "freeze": 1,
-        POSTGRESQL_RESTART: 1,
-        STALL: 1,
-        DIES: 1,
-    }
-
-
-def test_a_body_may_begin_between_the_note_of_a_kill_and_the_kill(scene: Scene) -> None:
-    scene.operation("killed", (20.001, None, ""), (25, 26, "returned"), pids=(5, 6))
-    scene.fault("worker-kill", 20, 21, pids=(5,))
-    assert not scene.check().violations
-
-
-def test_a_worker_may_freeze_between_the_start_in_sql_and_the_body(scene: Scene) -> None:
-    scene.operation("late", (30.1, 30.2, "returned"), (35, 36, "returned"), pids=(5, 6))
-    scene.events.append(Beat(operation="late", token="late-1", time_ns=ns(20)))
-    scene.fault("worker-freeze", 20.1, 30, pids=(5,))
-    verdict = scene.check()
-    assert not verdict.violations
-    assert verdict.explained == {"freeze": 1}
-
-
 def test_a_body_may_begin_after_its_successor_has_ended_if_it_was_frozen_before(scene: Scene) -> None:
     """At limit 1 it is not counted beside what has the permit by then."""
     account = "shared:one~1"
     scene.operation("late", (30.1, 30.2, "aborted"), (26, 27, "returned"), pids=(5, 6), account=account)
-    scene.events = [event for event in scene.events if not (isinstance(event, Beat) and event.token == "late-1")]
-    scene.events.append(Beat(operation="late", token="late-1", time_ns=ns(20)))
+    scene.only_beat("late-1", 20)
     scene.operation("other", (29, 31, "returned"), account=account)
     assert kinds(scene.check()) >= {"overlap", "bound", "unexplained"}
     scene.fault("worker-freeze", 20.1, 30, pids=(5,))
@@ -338,8 +202,9 @@ def test_an_operation_that_was_left_behind_counts_once(scene: Scene) -> None:
 def test_a_heartbeat_moves_the_moment_when_another_may_begin(scene: Scene) -> None:
     scene.operation("frozen", (20, 40.1, "aborted"), (28, 29, "returned"), pids=(5, 6))
     scene.fault("worker-freeze", 25.5, 40, pids=(5,))
+    scene.only_beat("frozen-1", 23.9)
     assert not scene.check().violations
-    scene.events.append(Beat(operation="frozen", token="frozen-1", time_ns=ns(25)))
+    scene.only_beat("frozen-1", 25)
     assert kinds(scene.check()) == {"overlap"}
 
 

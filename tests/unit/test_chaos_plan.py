@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from tests.chaos.faults import BROKERS, COMMON, Broker, draw
 from tests.chaos.figures import p50, recoveries
 from tests.chaos.history import Beat, Ended, Enqueued, Event, Fault, Started
-from tests.chaos.plans import FRESH, limited
+from tests.chaos.plans import FRESH, PLANS, limit_of, limited
 from tests.chaos.run import mistakes
+from tests.chaos.system import HEARTBEAT_TIMEOUT_S
+from tests.chaos.work import draw_work
 
 
 def ns(seconds: float) -> int:
@@ -30,6 +33,34 @@ def test_a_longer_run_begins_like_a_shorter_one() -> None:
     short, long = draw(7, 30, "redis"), draw(7, 600, "redis")
     assert long[: len(short)] == short
     assert 100 < len(long) < 250
+
+
+def test_a_seed_gives_its_work() -> None:
+    work = list(islice(draw_work(1, "a", rate=1.5), 500))
+    assert work == list(islice(draw_work(1, "a", rate=1.5), 500))
+    assert work != list(islice(draw_work(1, "b", rate=1.5), 500))
+    assert {one.plan for one in work} == set(PLANS)
+    assert {one.task for one in work} == {"plain", "permit", "grouped", "die"}
+    assert all((one.cancel_after_s is not None) == (one.plan == "cancel") for one in work)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_long_bodies_outlive_a_heartbeat_and_leave_workers_free(seed: int) -> None:
+    """Ten minutes: all begin at once, and those of an account of limit 1 one after the other. Of four workers' slots a
+    service long bodies hardly ever take more than two."""
+    at_s, free_s, spans = 0.0, 0.0, []
+    for work in islice(draw_work(seed, "a", rate=1.5), 900):
+        if work.plan == "succeed" and work.duration_s > 1:
+            assert work.duration_s > HEARTBEAT_TIMEOUT_S
+            assert not work.account or limit_of(work.account) == 1
+            begin_s = max(at_s, free_s) if work.account else at_s
+            spans.append((begin_s, begin_s + work.duration_s))
+            free_s = begin_s + work.duration_s if work.account else free_s
+        at_s += work.pause_s
+    together = [sum(begin <= at < end for begin, end in spans) for at, _ in spans]
+    assert max(together) <= 3
+    assert together.count(3) < len(spans) / 20
+    assert sum(end - begin for begin, end in spans) > at_s / 2, "faults find some"
 
 
 def test_figures_are_counted_from_the_fault_that_hit() -> None:

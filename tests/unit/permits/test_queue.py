@@ -13,12 +13,16 @@ from celery_durable.permits.messages import (
     read_account_message,
 )
 from celery_durable.permits.queue import AccountState, GroupCounts, QueueSettings
+from tests.invariants import Invariants
 
 SETTINGS = QueueSettings("c", "i")
 
 
 class Client:
-    """A row, a clock and the counts."""
+    """A row, a clock and the counts.
+
+    Each pass claims within what was given, and what it reports and acknowledges only grows.
+    """
 
     def __init__(self) -> None:
         self.state = queue.new_account("acc")
@@ -26,6 +30,7 @@ class Client:
         self.seq = 10
         self.counts: dict[str, GroupCounts] = {}
         self.version = 0
+        self.invariants = Invariants()
 
     def run(self, reply=None, declared=None, later_ms=0):
         self.now_ms += later_ms
@@ -40,6 +45,19 @@ class Client:
         for group, number in plan.admit.items():
             count = self.counts[group]
             self.counts[group] = GroupCounts(count.in_use + number, count.waiting - number)
+            if number:
+                given = plan.state.groups[group]
+                self.invariants.claim(
+                    ("c", group),
+                    in_use=self.counts[group].in_use,
+                    permits=given.permits,
+                    claimed=outcome.state.groups[group].claimed,
+                    claims=given.claims,
+                )
+        if outcome.ack is not None:
+            self.invariants.grows("ack", "c", (outcome.ack.epoch, outcome.ack.version))
+        if outcome.report is not None:
+            self.invariants.grows("seq", "c", (outcome.report.seq,))
         self.state = outcome.state
         assert AccountState.from_json(self.state.to_json()) == self.state
         return outcome
@@ -130,6 +148,7 @@ def test_a_reply_is_applied_once_and_only_if_it_is_newer():
     assert client.admitted == {"": 3}
     client.run(client.reply(ReplyGroup(permits=5), epoch=4, version=99))
     assert client.admitted == {}
+    client.invariants.require("level", "ack", "seq")
 
 
 @pytest.mark.parametrize("change", [{"client_id": "x"}, {"incarnation": "x"}, {"account": "x"}])

@@ -14,12 +14,17 @@ from celery_durable.permits.messages import (
     SetLimit,
 )
 from holder_service import semaphore, usage
+from holder_service.footprint import footprint
 from holder_service.semaphore import AccountState, Rules, SemaphoreSettings
 from tests.effort import instructions
+from tests.invariants import Invariants
 
 
 class Holder:
-    """One account's row, a clock and the counter of versions. Reports acknowledge the newest reply to their client."""
+    """One account's row, a clock and the counter of versions. Reports acknowledge the newest reply to their client.
+
+    After each decision all that is in use is counted, and no reply goes back.
+    """
 
     def __init__(self, **settings) -> None:
         self.settings = SemaphoreSettings(**settings)
@@ -28,6 +33,7 @@ class Holder:
         self.now_ms = 1_000
         self.seqs: dict[str, int] = {}
         self.acks: dict[str, Ack] = {}
+        self.invariants = Invariants()
 
     def decide(self, *messages, later_ms=0):
         self.now_ms += later_ms
@@ -38,7 +44,22 @@ class Holder:
         assert AccountState.from_json(self.state.to_json()) == self.state
         self.replies = {reply.client_id: reply for reply in decision.replies}
         self.acks |= {name: reply.ack for name, reply in self.replies.items()}
+        for name, ack in self.acks.items():
+            self.invariants.grows("reply", name, (ack.epoch, ack.version))
+        self.invariants.covers(self.footprints(), self.pairs(lambda _, pair: pair.used))
         return decision
+
+    def pairs(self, number):
+        """A number of each pair; a forfeited client has none."""
+        return {
+            (name, group): number(client, pair)
+            for name, client in self.state.clients.items()
+            if not client.forfeited
+            for group, pair in client.pairs.items()
+        }
+
+    def footprints(self):
+        return self.pairs(footprint)
 
     def report(self, name="a", *groups, limit=4, **values):
         self.seqs[name] = self.seqs.get(name, 0) + 1
@@ -81,14 +102,19 @@ def test_targets_are_max_min_fair():
     holder = Holder(rules=Rules({"*": 10}))
     holder.decide(holder.report("a", waits(10_000)), holder.report("b", waits(2)), holder.report("c", waits(9, "g")))
     assert [holder.permits("a"), holder.permits("b"), holder.permits("c", "g")] == [4, 2, 4]
+    holder.invariants.bound(holder.footprints(), 10, {})
 
 
 def test_a_group_is_bounded_over_all_clients():
     holder = Holder(rules=Rules({"*": 10}, {"tenant": 3}))
     holder.decide(holder.report("a", waits(5, "g"), waits(5, "h")), holder.report("b", waits(5, "g")))
+    holder.invariants.bound(holder.footprints(), 10, {"g": 3, "h": 3})
     assert holder.permits("a", "g") + holder.permits("b", "g") == 3
     assert holder.permits("a", "h") == 3
     assert {each.reason for each in holder.replies["a"].blocked} == {"group_limit"}
+    holder.decide(holder.report("a", ReportGroup(group="g", claimed=1, waiting=4), waits(5, "h")))
+    holder.invariants.bound(holder.footprints(), 10, {"g": 3, "h": 3})
+    holder.invariants.require("bound", "group bound", "covers", "reply")
 
 
 def test_a_lone_client_gets_more_than_it_asked_within_its_share():
