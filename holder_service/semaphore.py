@@ -146,7 +146,7 @@ def decide(
     ``version`` must be above all that were drawn before. ``state`` is left as it is.
     """
     clients = {name: client.copy() for name, client in state.clients.items()}
-    work = Work(replace(state, clients=clients), now_ms, version)
+    work = Work(state.with_clients(clients), now_ms, version)
     for message in messages:
         take(work, message)
     _run_timers(work, settings)

@@ -35,12 +35,6 @@ class WentBack(Exception):
     """The database is behind the offset that the group committed: it was lost, or restored to an earlier state."""
 
 
-class _PartitionMoved(Exception):
-    def __init__(self, batch: Batch) -> None:
-        super().__init__(batch.partition)
-        self.batch = batch
-
-
 class Service:
     """One instance: reads its partitions, decides, and leaves the replies in the outbox.
 
@@ -169,14 +163,16 @@ class Service:
             messages = inbox.sort([message for batch in left for message in batch.messages])
             try:
                 with self._database.transaction("holder.batch") as connection:
-                    self._advance(connection, left)
+                    offsets.advance_all(connection, self._tables.offsets, [(batch.old, batch.new) for batch in left])
                     applied = self._apply(connection, present, messages)
-            except _PartitionMoved as error:
-                partition = error.batch.partition
-                logger.warning("partition %d: another holder moved its offset: dropped, nothing committed", partition)
-                reader.drop(partition)
-                self._ledger.forget_partitions({partition})
-                left.remove(error.batch)
+            except OffsetMoved as error:
+                for partition in error.partitions:
+                    logger.warning(
+                        "partition %d: another holder moved its offset: dropped, nothing committed", partition
+                    )
+                    reader.drop(partition)
+                self._ledger.forget_partitions(error.partitions)
+                left = [batch for batch in left if batch.partition not in error.partitions]
                 if not left:
                     return
             except VersionMoved as error:
@@ -187,13 +183,6 @@ class Service:
                 reader.commit(left)
                 return
         raise VersionMoved(f"{TRIES_MAX} tries in a row lost an account to another holder")
-
-    def _advance(self, connection: Connection, batches: Sequence[Batch]) -> None:
-        for batch in batches:
-            try:
-                offsets.advance(connection, self._tables.offsets, batch.old, batch.new)
-            except OffsetMoved:
-                raise _PartitionMoved(batch) from None
 
     def _apply(self, connection: Connection, present: Life, messages: Inbox) -> Applied:
         outbox.stage(connection, self._tables.outbox, inbox.dead_letters(self._settings, messages.unreadable))

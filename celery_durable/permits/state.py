@@ -12,6 +12,7 @@ from celery_durable.permits.messages import Declared, Reason
 
 Position = tuple[int, int]
 """(epoch, version): where a reply stands among all replies."""
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class AccountState:
             document["o"] = self.rotation
         if self.must_report:
             document["m"] = 1
-        return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+        return _to_json(document)
 
     @classmethod
     def from_json(cls, text: str) -> AccountState:

@@ -6,13 +6,16 @@ both believe they own the partition only one commits.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, bindparam, select, update
 
-from celery_durable.store.sql import Dialect, dialect_of, insert_new
+from celery_durable.store.arrays import from_rows, parameters
+from celery_durable.store.prepared import PSYCOPG
+from celery_durable.store.sql import Dialect, dialect_of, insert_new, is_psycopg
 
 
 def offsets_table(metadata: MetaData, prefix: str) -> Table:
@@ -44,7 +47,11 @@ class Position:
 
 
 class OffsetMoved(Exception):
-    """Another consumer moved this partition's offset: this one is no longer its owner, and must drop it."""
+    """Another consumer moved the offset of ``partitions``: this one is no longer their owner, and must drop them."""
+
+    def __init__(self, topic: str, partitions: Collection[int]) -> None:
+        super().__init__(f"{topic} {sorted(partitions)}: the stored offset was moved by another consumer")
+        self.partitions = frozenset(partitions)
 
 
 def load(connection: Connection, offsets: Table, topic: str) -> dict[int, Position]:
@@ -59,23 +66,54 @@ def advance(connection: Connection, offsets: Table, old: Position | None, new: P
 
     The row stays locked until the transaction ends: a second owner waits, then finds that it moved.
     """
-    row: dict[str, Any] = {"new_topic_id": new.topic_id, "new_offset": new.next_offset}
-    if old is None:
-        row |= {"of_topic": new.topic, "number": new.partition}
-        statement = _first(offsets, dialect_of(connection))
-    else:
-        row |= {
-            "of_topic": old.topic,
-            "number": old.partition,
-            "old_topic_id": old.topic_id,
-            "old_offset": old.next_offset,
-        }
-        statement = _move(offsets)
-    if connection.execute(statement, row).first() is None:
-        raise OffsetMoved(
-            f"{new.topic} [{new.partition}]: the stored offset is no longer "
-            f"{'absent' if old is None else old.next_offset}: another consumer moved it"
-        )
+    statement = _first(offsets, dialect_of(connection)) if old is None else _move(offsets)
+    if connection.execute(statement, _values(old, new)).first() is None:
+        raise OffsetMoved(new.topic, {new.partition})
+
+
+def advance_all(connection: Connection, offsets: Table, moves: Sequence[tuple[Position | None, Position]]) -> None:
+    """As :func:`advance`, for some partitions of one topic, on PostgreSQL in one statement.
+
+    Raises :class:`OffsetMoved` with the partitions that were not where they should be.
+    """
+    singly, astray = list(moves), set()
+    known = sorted((_values(old, new) for old, new in moves if old is not None), key=lambda row: row["number"])
+    if len(known) > 1 and is_psycopg(connection):
+        found = connection.exec_driver_sql(_move_many(offsets), parameters(_MOVED, known)).scalars()
+        astray.update({row["number"] for row in known}.difference(found))
+        singly = [move for move in moves if move[0] is None]
+    for old, new in singly:
+        try:
+            advance(connection, offsets, old, new)
+        except OffsetMoved as moved:
+            astray.update(moved.partitions)
+    if astray:
+        raise OffsetMoved(moves[0][1].topic, astray)
+
+
+def _values(old: Position | None, new: Position) -> dict[str, Any]:
+    values = {"of_topic": new.topic, "number": new.partition}
+    if old is not None:
+        values |= {"old_topic_id": old.topic_id, "old_offset": old.next_offset}
+    return values | {"new_topic_id": new.topic_id, "new_offset": new.next_offset}
+
+
+_MOVED = {
+    "number": "integer",
+    **dict.fromkeys(("of_topic", "old_topic_id", "new_topic_id"), "text"),
+    **dict.fromkeys(("old_offset", "new_offset"), "bigint"),
+}
+
+
+@lru_cache(maxsize=64)
+def _move_many(offsets: Table) -> str:
+    return f"""
+        UPDATE {PSYCOPG.identifier_preparer.format_table(offsets)} AS present
+        SET topic_id = new.new_topic_id, next_offset = new.new_offset FROM {from_rows(_MOVED)}
+        WHERE present.topic = new.of_topic AND present.partition = new.number
+            AND present.topic_id = new.old_topic_id AND present.next_offset = new.old_offset
+        RETURNING present.partition
+        """
 
 
 @lru_cache(maxsize=64)

@@ -69,3 +69,36 @@ def test_of_two_owners_one_commits(database: Database, table: Table) -> None:
         assert began.wait(5)
     thread.join(15)
     assert outcome == ["moved"]
+
+
+def test_some_partitions_together(database: Database, table: Table) -> None:
+    """Those that another consumer moved are named, whichever they are; nothing is kept of the rest by the caller."""
+
+    def at(number: int, next_offset: int, topic_id: str = "topic-1") -> Position:
+        return Position("accounts", number, topic_id, next_offset)
+
+    def move_all(*moves: tuple[Position | None, Position]) -> None:
+        with database.transaction() as connection:
+            offsets.advance_all(connection, table, moves)
+
+    move_all(*[(None, at(number, 1)) for number in range(4)])
+    move_all((at(3, 1), at(3, 5)), (at(1, 1), at(1, 6, "topic-2")), (None, at(4, 7)), (at(0, 1), at(0, 8)))
+    with pytest.raises(OffsetMoved) as failure:
+        move_all(
+            (at(0, 8), at(0, 9)),
+            (at(1, 6), at(1, 9)),
+            (at(2, 2), at(2, 9)),
+            (None, at(4, 9)),
+            (None, at(5, 9)),
+            (at(6, 1), at(6, 9)),
+        )
+    assert failure.value.partitions == {1, 2, 4, 6}
+    with database.reading() as connection:
+        found = offsets.load(connection, table, "accounts")
+    assert {number: (position.topic_id, position.next_offset) for number, position in found.items()} == {
+        0: ("topic-1", 8),
+        1: ("topic-2", 6),
+        2: ("topic-1", 1),
+        3: ("topic-1", 5),
+        4: ("topic-1", 7),
+    }
