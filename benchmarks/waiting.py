@@ -116,7 +116,7 @@ class Service:
                 answers=seq,
                 groups=(ReplyGroup(permits=1),),
             )
-            after_commit = self.passes.apply_replies(connection, [reply])
+            after_commit = self.passes.apply_replies(connection, [reply], one_by_one=False)
         after_commit()
 
     def settle_one(self) -> None:

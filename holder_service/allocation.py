@@ -212,7 +212,7 @@ class Allocation:
             over = self._over(seat)
             if not over and self._contended(seat):
                 permits = min(newest.permits, max(seat.target, seat.pair.demand))
-                self._show(seat, permits, self._turn_ms(seat) if permits else None)
+                self._show(seat, permits, self._begin_turn(seat) if permits else None)
             elif (over or self.account.is_short or group.is_short) and newest.permits > seat.target:
                 self._show(seat, seat.target, newest.turn_ms if seat.target else None)
 
@@ -243,12 +243,12 @@ class Allocation:
                 self._lease(seat, extra)
 
     def _lease(self, seat: Seat, more: int) -> None:
-        turn_ms = self._turn_ms(seat) if self._contended(seat) else None
+        turn_ms = self._begin_turn(seat) if self._contended(seat) else None
         self._show(seat, held(seat.pair) + more, turn_ms)
         seat.pair.served = self._terms.version
 
-    def _turn_ms(self, seat: Seat) -> int:
-        """The length of the turn that the pair has, or of a new one.
+    def _begin_turn(self, seat: Seat) -> int:
+        """Gives the pair a turn, if it has none. Returns its length in ms.
 
         Each turn costs a hand-over through Kafka, so one that let in few is followed by a longer one.
         """

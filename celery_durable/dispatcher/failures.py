@@ -20,7 +20,7 @@ PAUSE_MIN_S = 1.0
 PAUSE_MAX_S = 60.0
 
 
-def is_the_databases(error: Exception) -> bool:
+def is_no_accounts(error: Exception) -> bool:
     """Whether it says nothing of any account: the connection was lost, a lock timed out, the disk is full, …"""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
@@ -36,7 +36,7 @@ def together_or_one_by_one(do: Callable[[bool], T]) -> T:
     try:
         return do(False)
     except Exception as error:
-        if is_the_databases(error):
+        if is_no_accounts(error):
             raise
         logger.info("accounts are done one by one, since one of them fails: %s: %s", type(error).__name__, error)
         return do(True)

@@ -137,13 +137,13 @@ class Dispatcher:
         return Loop(
             name,
             step,
-            pause_min_s=settings.poll_min_ms / 1000 if pause_min_s is None else pause_min_s,
+            pause_min_s=self._pace_s if pause_min_s is None else pause_min_s,
             pause_max_s=max(UNHINTED_PAUSE_MAX_S, settings.poll_max_ms / 1000) if pause_max_s is None else pause_max_s,
             on_end=self._runtime.database.drop_held,
         )
 
     def _look(self) -> float:
-        # Many processes may ring.
+        # It is woken more often than it needs to look: many processes may ring.
         pause_s = self._look_at_s - time.monotonic()
         if pause_s > 0:
             return pause_s

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from celery_durable.dispatcher.failures import Failures, is_the_databases, together_or_one_by_one
+from celery_durable.dispatcher.failures import Failures, is_no_accounts, together_or_one_by_one
 from celery_durable.kafka.throttle import Throttled
 from celery_durable.permits.messages import AccountReply
 from celery_durable.permits.queue import (
@@ -128,7 +128,7 @@ class Passes:
         return None if batch.done else CONTENTION_PAUSE_S
 
     def apply_replies(
-        self, connection: Connection, replies: Sequence[AccountReply], *, one_by_one: bool = False
+        self, connection: Connection, replies: Sequence[AccountReply], *, one_by_one: bool
     ) -> AfterCommit:
         """Applies the holder's replies in the caller's transaction, waiting for the accounts' locks.
 
@@ -199,14 +199,14 @@ class Passes:
         core = self._core_settings(connection)
         batch = _Batch()
         if locked and not one_by_one:
-            self._pass(connection, locked, replies, core, batch, is_all=True)
+            self._pass(connection, locked, replies, core, batch, alone=True)
             return batch
         for account, state in locked.items():
             try:
                 with connection.begin_nested():
                     self._pass(connection, {account: state}, replies, core, batch)
             except Exception as error:
-                if is_the_databases(error):
+                if is_no_accounts(error):
                     raise
                 batch.failed[account] = error
         # The row of an account that fails stays as it was: absent, if it was made for this.
@@ -221,11 +221,11 @@ class Passes:
         core: QueueSettings,
         batch: _Batch,
         *,
-        is_all: bool = False,
+        alone: bool = False,
     ) -> None:
         """Brings locked accounts up to date, and adds to ``batch`` what that did.
 
-        :param is_all: its transaction does nothing else, but for what the replies are read from.
+        :param alone: its transaction does nothing else, but for the offset of the replies.
         """
         states = {
             account: new_account(account) if state is None else AccountState.from_json(state)
@@ -267,7 +267,7 @@ class Passes:
             for account, one in plans.items()
         }
         sealed = self._sealed(connection, outcomes, core)
-        batch.staged += self._write(connection, sealed, replies, again, is_all=is_all)
+        batch.staged += self._write(connection, sealed, replies, again, alone=alone)
         batch.admitted += [one for groups in admitted.values() for rows in groups.values() for one in rows]
         batch.done += len(locked)
 
@@ -316,7 +316,7 @@ class Passes:
         replies: Mapping[str, AccountReply],
         again: Mapping[str, int],
         *,
-        is_all: bool,
+        alone: bool,
     ) -> int:
         """Returns how many reports it staged."""
         gone = [account for account, outcome in outcomes.items() if outcome.delete and account not in again]
@@ -338,7 +338,7 @@ class Passes:
         ]
         # Nobody outside has heard of such a pass before a worker's start is on the disk, and then the pass is too: if a
         # crash of the server takes it back, it was never made. Not so with a report, or a reply's offset.
-        self._accounts.write(connection, writes, waits_for_disk=not is_all or bool(staged or replies))
+        self._accounts.write(connection, writes, waits_for_disk=not alone or bool(staged or replies))
         self._accounts.delete(connection, gone)
         outbox.stage(connection, self._tables.outbox, staged)
         return len(staged)

@@ -59,7 +59,6 @@ class ReplyReader:
 
     Several dispatchers share the partitions. A reply that cannot be read goes to the dead-letter topic and the
     partition goes on (case B7); one for another incarnation of the database is the sink's to ignore.
-
     """
 
     def __init__(self, runtime: Runtime, sink: ReplySink) -> None:

@@ -11,6 +11,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from celery_durable.kafka import client
 from celery_durable.kafka.settings import KafkaSettings
 
+SILENCE_MAX_S = 60.0
+"""How long Kafka may give nothing while a topic is read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -22,9 +25,6 @@ class Received:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
-
-
-SILENCE_MAX_S = 60.0
 
 
 def read_to_end(settings: KafkaSettings, topic: str, *, silence_max_s: float = SILENCE_MAX_S) -> Iterator[Received]:
@@ -47,11 +47,12 @@ def read_to_end(settings: KafkaSettings, topic: str, *, silence_max_s: float = S
         silent_since = time.monotonic()
         while unread:
             message = consumer.poll(0.2)
-            if message is None:
+            error = None if message is None else message.error()
+            if message is None or (error is not None and error.retriable()):
                 if time.monotonic() > silent_since + silence_max_s:
                     raise TimeoutError(f"{topic}: not read to its end: Kafka gave nothing for {silence_max_s:g} s")
                 continue
-            error, (partition, offset) = message.error(), place(message)
+            partition, offset = place(message)
             if error is None:
                 if offset < ends[partition][1]:
                     yield received(message)
@@ -59,10 +60,9 @@ def read_to_end(settings: KafkaSettings, topic: str, *, silence_max_s: float = S
                     unread.discard(partition)
             elif error.code() == KafkaError._PARTITION_EOF:
                 unread.discard(partition)
-            elif not error.retriable():
+            else:
                 raise KafkaException(error)
-            if error is None or not error.retriable():
-                silent_since = time.monotonic()
+            silent_since = time.monotonic()  # what the caller did with it took its own time
     finally:
         consumer.close()
 

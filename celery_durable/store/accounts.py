@@ -213,12 +213,12 @@ class Accounts:
         found += [("waiting", *row, None) for row in connection.execute(self._waiting, keys)]
         return [*found, ("clock", None, None, *self.clock(connection), None)]
 
-    def write(self, connection: Connection, writes: Iterable[AccountWrite], *, waits_for_disk: bool = True) -> None:
+    def write(self, connection: Connection, writes: Iterable[AccountWrite], *, waits_for_disk: bool) -> None:
         """Writes locked rows.
 
         :param waits_for_disk: False: on PostgreSQL the transaction's commit does not.
         """
-        rows: list[Mapping[str, Any]] = [
+        rows: list[dict[str, Any]] = [
             {
                 "account": write.state.account,
                 "state": write.state.to_json(),
@@ -233,7 +233,7 @@ class Accounts:
         if self._dialect == "postgresql":
             connection.exec_driver_sql(self._write_many[waits_for_disk], parameters(WRITTEN, rows))
         else:
-            connection.execute(self._write, [{"key": row["account"], **row} for row in rows])
+            connection.execute(self._write, [{"key": row.pop("account"), **row} for row in rows])
 
     def delete(self, connection: Connection, keys: Collection[str]) -> None:
         """Deletes locked rows."""

@@ -78,6 +78,7 @@ class Admission:
                 "counts": list(wanted.values()),
             }
             rows = connection.execute(self._admit_first, parameters).all()
+            # RETURNING keeps no order.
             return sorted(rows, key=lambda row: (-row.priority, row.order_no))
         rows = [
             row

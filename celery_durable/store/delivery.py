@@ -242,7 +242,7 @@ def _claim(tables: Tables, dialect: Dialect, resends: Resends, *, new: bool) -> 
             operations.c.attempt,
             operations.c.queue,
             # Forgotten, it is due still, and a second message of it is dropped (rule 8).
-            *([not_waiting_for_disk()] if dialect == "postgresql" else []),
+            *not_waiting_for_disk(dialect),
         )
     )
 

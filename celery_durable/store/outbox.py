@@ -191,7 +191,8 @@ def _claim(outbox: Table, dialect: Dialect) -> Any:
         update(outbox)
         .where(outbox.c.no.in_(select(due.c.no)))
         .values(due_at=now_ms() + bindparam("hold_ms", type_=BigInteger))
-        .returning(*(outbox.c[name] for name in _OUTGOING), *_relaxed(dialect))
+        # Forgotten by a crash of the server, the row is due still, and sent twice.
+        .returning(*(outbox.c[name] for name in _OUTGOING), *not_waiting_for_disk(dialect))
     )
 
 
@@ -252,12 +253,8 @@ def _versions(connection: Connection, sent: Sequence[Outgoing]) -> dict[str, Any
 
 @lru_cache(maxsize=64)
 def _delivered(outbox: Table, dialect: Dialect) -> Any:
-    return delete(outbox).where(_as_sent(outbox, dialect)).returning(outbox.c.no, *_relaxed(dialect))
-
-
-def _relaxed(dialect: Dialect) -> list[ColumnElement[Any]]:
-    """What a relay writes may be forgotten: the row is there, or there again, and is sent again."""
-    return [not_waiting_for_disk()] if dialect == "postgresql" else []
+    # Forgotten by a crash of the server, the row is there again, and sent again.
+    return delete(outbox).where(_as_sent(outbox, dialect)).returning(outbox.c.no, *not_waiting_for_disk(dialect))
 
 
 @lru_cache(maxsize=64)

@@ -50,16 +50,16 @@ def database_now() -> ScalarSelect[int]:
 
 
 NOT_WAITING_FOR_DISK = "set_config('synchronous_commit', 'off', true)"
-"""The same expression for hand-written statements."""
+"""Has the transaction's commit not wait for PostgreSQL's disk: for hand-written SQL."""
 
 
-def not_waiting_for_disk() -> ColumnElement[Any]:
-    """To be returned by a statement for PostgreSQL: its transaction's commit waits for no disk.
+def not_waiting_for_disk(dialect: Dialect) -> list[ColumnElement[Any]]:
+    """To be returned by a statement, so that on PostgreSQL its transaction's commit waits for no disk.
 
     For what a crash of the server may forget, since all that it does is to spare a message that is sent again. What a
     later transaction commits in the usual way takes it to the disk too.
     """
-    return literal_column(NOT_WAITING_FOR_DISK)
+    return [literal_column(NOT_WAITING_FOR_DISK)] if dialect == "postgresql" else []
 
 
 def dialect_of(connection: Connection) -> Dialect:

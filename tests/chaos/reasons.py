@@ -13,7 +13,7 @@ from tests.chaos.bodies import DIES, Run, fault_spans
 from tests.chaos.history import NANOSECONDS, Event, Stall
 
 POSTGRESQL_RESTART = "postgresql-restart"
-STALL = "the machine stalled"
+STALL = "a stall of the machine or its database"
 FREEZE = "freeze"
 MOST = 0.5
 """Of a heartbeat timeout. Who could renew for as long does so: a heartbeat is due after a fifth."""

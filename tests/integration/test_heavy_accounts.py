@@ -95,7 +95,7 @@ def pages_of_work(service: Service, account: str, passes: Passes) -> int:
         service.end(service.ids("admitted", account=account)[0])
         assert passes.step() is None
     assert service.in_use(account) == 2
-    assert any("RECURSIVE gone" in statement for statement in pages), "the counts were looked at"
+    assert any("RECURSIVE gone" in statement for statement in pages), "what is so of the account was read"
     return pages.total()
 
 

@@ -22,7 +22,7 @@ def test_a_rollback_leaves_everything_as_it_was(service: Service, monkeypatch: p
     service.sent()
     reply = service.reply(ReplyGroup(permits=1), ack_wanted=True)
     with service.database.engine.connect() as connection:
-        service.passes().apply_replies(connection, [reply])
+        service.passes().apply_replies(connection, [reply], one_by_one=False)
         connection.rollback()
     assert service.ids("queued") == ["op"]
     assert service.report() is None

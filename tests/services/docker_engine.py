@@ -177,7 +177,7 @@ class _Request(BaseHTTPRequestHandler):
         return 204, ""
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the calls are in the engine's list."""
+        """Says nothing: a test's output is no server log."""
 
 
 @contextmanager
