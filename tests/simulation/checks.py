@@ -42,7 +42,7 @@ SERVED_MAX = 3
 ALL_CHECKS = (
     *("bound", "group bound", "level", "ceiling", "covers", "ack", "seq", "version", "epoch", "offset", "attempt"),
     *("fenced", "read once", "at its version", "noticed", "one body", "ended stays", "kept", "all ran", "quiescence"),
-    *("rows", "starves", "passed over", "overdue", "right end", "over"),
+    *("rows", "starves", "passed over", "overdue", "right end", "over", "bodies", "group bodies"),
 )
 """What the simulation looks at. Each has a mutation that turns it red, and a run that looked at nothing fails."""
 
@@ -143,6 +143,7 @@ class Checks:
         if changed:
             self.changed = True
             self._bound()
+            self.world.runs.bound()
 
     # A service
 

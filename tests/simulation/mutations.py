@@ -20,6 +20,7 @@ from celery_durable.store import attempts, counters, losses, offsets, outbox
 from celery_durable.store.account_sql import REPORT_SEQ
 from celery_durable.store.accounts import Accounts
 from celery_durable.store.attempt_sql import AttemptStatements
+from celery_durable.store.attempts import Attempt, Attempts, Started
 from celery_durable.store.delivery import Deliveries
 from celery_durable.store.operations import Operations
 from celery_durable.store.recovery import Recoveries
@@ -279,6 +280,36 @@ def _fail_what_was_lost_once() -> AbstractContextManager[Any]:
     return patch.object(losses, "decide", lambda lost, why, **_: decide(lost, why, losses_max=0))
 
 
+def _run_what_runs() -> AbstractContextManager[Any]:
+    start = Attempts.start
+
+    def start_anyway(self: Attempts, attempt: Attempt, **options: Any) -> Started | None:
+        started = start(self, attempt, **options)
+        if started is None:
+            connection: Any = self._database.held().connection.driver_connection
+            sql = "SELECT 1 FROM durable_operations WHERE id = ? AND state = 'running'"
+            if connection.execute(sql, (attempt.id,)).fetchall():
+                return Started(None, cancel_requested=False, has_account=True)
+        return started
+
+    return patch.object(Attempts, "start", start_anyway)
+
+
+def _settle_before_the_body_ends() -> AbstractContextManager[Any]:
+    from tests.simulation.workers import Body, Worker
+
+    end = Worker._end
+
+    def end_early(self: Worker, body: Body) -> None:
+        end(self, body)
+        if body.over and body.returned:
+            body.returned = False
+            self.bodies.append(body)
+            self.at(500, lambda: self.bodies.remove(body))
+
+    return patch.object(Worker, "_end", end_early)
+
+
 def _believe_nothing_is_given_back() -> AbstractContextManager[Any]:
     return _everywhere("keep", lambda _pair, _keeps: False)
 
@@ -351,6 +382,8 @@ MUTATIONS: dict[str, Mutation] = {
     "give by the highest limit": Mutation(_give_by_the_highest_limit, ("over",), seed=6),
     "take what still beats": Mutation(_take_what_still_beats, ("overdue",), seed=7),
     "fail what was lost once": Mutation(_fail_what_was_lost_once, ("right end",), seed=8),
+    "settle before the body ends": Mutation(_settle_before_the_body_ends, ("bodies",)),
+    "run what runs": Mutation(_run_what_runs, ("group bodies",), seed=1, profile=True),
     "leave idle rows": Mutation(_leave_idle_rows, ("rows",)),
 }
 

@@ -25,6 +25,7 @@ from tests.simulation.databases import client_slot, holder_slot
 from tests.simulation.holders import HolderProcess, Operator, holder_settings
 from tests.simulation.kafka import Groups
 from tests.simulation.processes import Process
+from tests.simulation.runs import Runs
 from tests.simulation.services import TOPIC_PREFIX, Service
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class World:
         self.bus = Bus(self.clock, self.rng, self.at, self.note, self._sent)
         self.groups_of_kafka = Groups(self.bus)
         self.checks = Checks(self)
+        self.runs = Runs(self)
         self.operator = Operator(self, "operator")
         self.faults: Faults | None = None
         self.cancelled: set[str] = set()
@@ -244,6 +246,7 @@ class World:
         eta_ms = self.rng.randint(100, 3_000) if not self.races and self.rng.random() < 0.1 else None
         key = f"{service.name}-{self._operations}"
         retention_ms = 1_000 if self._operations % 4 == 0 else None
+        self.runs.called[key] = (account, group)
         service.enqueue(key, account, group, eta_delay_ms=eta_ms, retention_ms=retention_ms)
 
     def draw_duration(self) -> int:

@@ -28,7 +28,14 @@ class Body:
     attempt: Attempt
     renewed_ms: int
     ending: str = ""
+    returned: bool = False
+    """It runs no more, settled or not."""
     over: bool = False
+
+    @property
+    def alive_until_ms(self) -> int:
+        """Until then nobody may take its operation."""
+        return self.renewed_ms + HEARTBEAT_TIMEOUT_MS
 
 
 class Worker(Process):
@@ -80,6 +87,7 @@ class Worker(Process):
         world.note("worker", self.name, "starts", attempt.id, attempt.attempt, attempt.token)
         body = Body(attempt, world.clock.now_ms)
         self.bodies.append(body)
+        world.runs.bound()
         if started.cancel_requested:
             body.ending = "cancel"
         self.at(self._heartbeat_ms, lambda: self._beat(body))
@@ -103,7 +111,9 @@ class Worker(Process):
         if beat is None:
             self._stop(body)
             return
-        body.renewed_ms = begun_ms
+        had_lapsed, body.renewed_ms = begun_ms >= body.alive_until_ms, begun_ms
+        if had_lapsed:
+            self.world.runs.bound()
         if beat.cancel_requested:
             body.ending = "cancel"
             self._end(body)
@@ -119,6 +129,7 @@ class Worker(Process):
     def _end(self, body: Body) -> None:
         if body.over:
             return
+        body.returned = True
         body.ending = body.ending or self.world.draw_ending()
         self.ending = body.ending
         try:
