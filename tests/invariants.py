@@ -111,6 +111,10 @@ class Invariants:
         holds = alive_until_ms is None or alive_until_ms <= now_ms
         self._check("overdue", holds, f"{operation} was taken {(alive_until_ms or 0) - now_ms} ms before its time")
 
+    def caused(self, operation: str, attempt: int, cause: str | None) -> None:
+        """An attempt after the first, or one that is made twice, has a cause in the record of the one before."""
+        self._check("caused", cause is not None, f"attempt {attempt} of {operation} ran without a cause")
+
     def right_end(self, operation: str, state: str, holds: bool) -> None:
         """An operation succeeds or fails as its body did, fails for too many losses, or is cancelled as was asked."""
         self._check("right end", holds, f"{operation} is {state} without a reason")

@@ -42,7 +42,7 @@ SERVED_MAX = 3
 ALL_CHECKS = (
     *("bound", "group bound", "level", "ceiling", "covers", "ack", "seq", "version", "epoch", "offset", "attempt"),
     *("fenced", "read once", "at its version", "noticed", "one body", "ended stays", "kept", "all ran", "quiescence"),
-    *("rows", "starves", "passed over", "overdue", "right end", "over", "bodies", "group bodies"),
+    *("rows", "starves", "passed over", "overdue", "right end", "over", "bodies", "group bodies", "caused"),
 )
 """What the simulation looks at. Each has a mutation that turns it red, and a run that looked at nothing fails."""
 
@@ -267,6 +267,7 @@ class Checks:
         view.rows, view.signs = _operations(service)
         self._accounts(service, view, [])
         self.world.note("fault", service.name, "is restored from a backup")
+        self.world.runs.replaced(service)
         for account in self.world.accounts:
             self.except_service(service, account, Lax(after_seq=seq))
 
@@ -284,6 +285,7 @@ class Checks:
         view = self.views[second.name] = ServiceView()
         view.changes = second.slot.raw.total_changes
         view.rows, view.signs = _operations(second)
+        self.world.runs.copied(first, second)
         for service in (first, second):
             for account in self.world.accounts:
                 self.except_service(service, account, Lax(while_copied=True))

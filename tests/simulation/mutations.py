@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +21,7 @@ from celery_durable.store import attempts, counters, losses, offsets, outbox
 from celery_durable.store.account_sql import REPORT_SEQ
 from celery_durable.store.accounts import Accounts
 from celery_durable.store.attempt_sql import AttemptStatements
-from celery_durable.store.attempts import Attempt, Attempts, Started
+from celery_durable.store.attempts import Attempt, Attempts, Ending, Started
 from celery_durable.store.delivery import Deliveries
 from celery_durable.store.operations import Operations
 from celery_durable.store.recovery import Recoveries
@@ -295,6 +296,15 @@ def _run_what_runs() -> AbstractContextManager[Any]:
     return patch.object(Attempts, "start", start_anyway)
 
 
+def _repeat_what_succeeded() -> AbstractContextManager[Any]:
+    succeed = Attempts.succeed
+
+    def repeat_once(self: Attempts, attempt: Attempt, ending: Ending) -> str:
+        return (self.repeat if attempt.attempt == 1 else partial(succeed, self))(attempt, ending)
+
+    return patch.object(Attempts, "succeed", repeat_once)
+
+
 def _settle_before_the_body_ends() -> AbstractContextManager[Any]:
     from tests.simulation.workers import Body, Worker
 
@@ -384,6 +394,7 @@ MUTATIONS: dict[str, Mutation] = {
     "fail what was lost once": Mutation(_fail_what_was_lost_once, ("right end",), seed=8),
     "settle before the body ends": Mutation(_settle_before_the_body_ends, ("bodies",)),
     "run what runs": Mutation(_run_what_runs, ("group bodies",), seed=1, profile=True),
+    "repeat what succeeded": Mutation(_repeat_what_succeeded, ("caused",)),
     "leave idle rows": Mutation(_leave_idle_rows, ("rows",)),
 }
 

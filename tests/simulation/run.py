@@ -213,6 +213,8 @@ def main() -> int:
     work = ("operations", "sent", "steps", "virtual s", "settles refused", "died", "exceptions")
     print(", ".join(f"{name} {stats[name]}" for name in work))
     print(f"faults: {faults or 'none'}")
+    again = (f"{name.removeprefix('again: ')} {n}" for name, n in sorted(stats.items()) if name.startswith("again: "))
+    print(f"attempts after the first: {', '.join(again) or 'none'}")
     idle = _without_effect(stats)
     print(f"faults without effect: {', '.join(idle) or 'none'}")
     crashed = {name.removeprefix("crash at ") for name in stats if name.startswith("crash at ")}
