@@ -5,8 +5,6 @@ from __future__ import annotations
 from celery_durable.crashpoints import POINTS
 
 ELSEWHERE: dict[str, str] = {
-    "enqueue.many": "a run enqueues one call at a time; the statements are those of one call, many at once",
-    "results.forget": "no caller of a run forgets a result: it deletes one ended row, which nothing waits for",
     "migrate.upgrade": "a run begins with migrated databases",
     "telling.claim": "a run's calls have neither an own result backend nor errbacks, so nobody is to be told",
     "telling.told": "as telling.claim",

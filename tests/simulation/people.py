@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from celery_durable import commands
 from celery_durable.store.schema import ENDED_STATES
 from holder_service.footprint import held
 from tests.simulation.checks import Lax
+from tests.simulation.services import Service
 
 if TYPE_CHECKING:
-    from tests.simulation.services import Service
     from tests.simulation.shells import World
 
 OPERATOR_LOOKS_MS = 20_000
@@ -34,14 +35,20 @@ class People:
 
     def cancel(self) -> bool:
         """A caller cancels an operation, which may run or have ended."""
+        return self._of_one(Service.cancel, ended=self.rng.random() < 0.2)
+
+    def forget(self) -> bool:
+        """A caller forgets the result of an operation, which may not have ended yet."""
+        return self._of_one(Service.forget, ended=self.rng.random() < 0.8)
+
+    def _of_one(self, act: Callable[[Service, str], None], *, ended: bool) -> bool:
         service = self.there()[self.rng.randrange(len(self.there()))]
         view = self.world.checks.views.get(service.name)
         rows = [] if view is None else list(view.rows.values())
-        ended = self.rng.random() < 0.2
         keys = [row.id for row in rows if (row.state in ENDED_STATES) is ended]
         if not keys:
             return False
-        service.cancel(self.rng.choice(keys))
+        act(service, self.rng.choice(keys))
         return True
 
     def limit(self) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_durable.permits.messages import AccountReport, read_account_message
+from celery_durable.store.operations import NewOperation
 from tests.invariants import Invariants, InvariantViolation
 from tests.simulation import bus, clock, profiles, quiescence
 from tests.simulation.bus import Bus, Stored
@@ -228,9 +229,14 @@ class World:
         service = there[self.rng.randrange(len(there))]
         account = self.rng.choice(self.accounts)
         group = self.rng.choice(self.groups)
-        for _ in range(min(self.work_left, self.rng.choice((1, 1, 2, 4, 8)))):
-            self.work_left -= 1
-            self.enqueue(service, account, group)
+        number = min(self.work_left, self.rng.choice((1, 1, 2, 4, 8)))
+        self.work_left -= number
+        if number > 1 and self.rng.random() < 0.4:
+            groups = [self.rng.choice(self.groups) for _ in range(number)]
+            service.enqueue_many([self._call(service, account, one) for one in groups])
+        else:
+            for _ in range(number):
+                self.enqueue(service, account, group)
         self.at(self.rng.choice((1, 50, 400, 2_000, 7_000)), self._arrive)
 
     def _race(self) -> None:
@@ -241,13 +247,16 @@ class World:
 
     def enqueue(self, service: Service, account: str, group: str) -> None:
         """One operation."""
+        service.enqueue(self._call(service, account, group))
+
+    def _call(self, service: Service, account: str, group: str) -> NewOperation:
         self._operations += 1
         self.stats["operations"] += 1
         eta_ms = self.rng.randint(100, 3_000) if not self.races and self.rng.random() < 0.1 else None
         key = f"{service.name}-{self._operations}"
         retention_ms = 1_000 if self._operations % 4 == 0 else None
         self.runs.called[key] = (account, group)
-        service.enqueue(key, account, group, eta_delay_ms=eta_ms, retention_ms=retention_ms)
+        return service.call(key, account, group, eta_delay_ms=eta_ms, retention_ms=retention_ms)
 
     def draw_duration(self) -> int:
         """How long a body takes, in ms."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 HEARTBEAT_TIMEOUT_MS = 6_000
 HEARTBEAT_INTERVAL_MS = 2_000
 REQUEUE_AFTER_MS = 5_000
+_RESULT = Ending("application/json", "utf-8", b"null")
 
 
 @dataclass(eq=False, slots=True)
@@ -170,7 +171,7 @@ class Worker(Process):
         attempts, attempt = self._attempts, body.attempt
         match body.ending:
             case "succeed":
-                return attempts.succeed(attempt, Ending())
+                return attempts.succeed(attempt, _RESULT)
             case "fail":
                 return attempts.fail(attempt, Ending(error="simulated"))
             case "cancel":
