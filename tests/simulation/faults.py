@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tests.simulation.shells import World
 
 ACCOUNTS_TOPIC = f"{TOPIC_PREFIX}.accounts"
+LIMITS_TOPIC = f"{TOPIC_PREFIX}.limits"
 
 
 class Faults:
@@ -36,6 +37,7 @@ class Faults:
             "kill": (3, self._kill),
             "freeze": (5, self._freeze),
             "cancel": (3, people.cancel),
+            "forget": (2, people.forget),
             "limit": (4, people.limit),
             "pause": (1, people.pause),
             "rebalance": (2, self._rebalance),
@@ -44,6 +46,8 @@ class Faults:
             "holder's database goes back": (3, self._holder_goes_back),
             "topic recreated": (1, self._recreate),
             "topic trimmed": (1, self._trim),
+            "limits topic recreated": (1, self._recreate_limits),
+            "limits topic trimmed": (1, self._trim_limits),
             "more partitions": (1, self._more_partitions),
             "Kafka away": (1, self._kafka_away),
             "broker away": (1, self._broker_away),
@@ -245,6 +249,18 @@ class Faults:
             self.world.bus.trim(name, number, self.rng.randint(log.low, log.high))
         return True
 
+    def _recreate_limits(self) -> bool:
+        """The limits topic is lost by itself. What is in force stays so; only a lost database would miss it."""
+        self._lose_topic(LIMITS_TOPIC)
+        return True
+
+    def _trim_limits(self) -> bool:
+        logs = enumerate(self.world.bus.topics[LIMITS_TOPIC].partitions)
+        filled = [(number, log) for number, log in logs if log.messages]
+        for number, log in filled:
+            self.world.bus.trim(LIMITS_TOPIC, number, self.rng.randint(log.low + 1, log.high))
+        return bool(filled)
+
     def _more_partitions(self) -> bool:
         name = self.rng.choice(self._topics())
         self.world.bus.add_partitions(name, len(self.world.bus.topics[name].partitions) + 1)
@@ -327,7 +343,7 @@ class Faults:
         self._replace_holder(None)
         self._lose_topic(ACCOUNTS_TOPIC, witness=True)
         if self.rng.random() < 0.5:
-            world.bus.create(f"{TOPIC_PREFIX}.limits", 1)
+            self._lose_topic(LIMITS_TOPIC)
         return True
 
     def _restore_client(self) -> bool:
