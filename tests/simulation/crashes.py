@@ -22,6 +22,7 @@ ELSEWHERE: dict[str, str] = {
 
 _RARE_PLACES = (
     "results.cancel",
+    "results.forget",
     "replies.restored",
     "delivery.put_back",
     "worker.fail",

@@ -47,7 +47,7 @@ class Faults:
             "topic recreated": (1, self._recreate),
             "topic trimmed": (1, self._trim),
             "limits topic recreated": (1, self._recreate_limits),
-            "limits topic trimmed": (1, self._trim_limits),
+            "limits topic trimmed": (3, self._trim_limits),
             "more partitions": (1, self._more_partitions),
             "Kafka away": (1, self._kafka_away),
             "broker away": (1, self._broker_away),
@@ -231,7 +231,7 @@ class Faults:
         world.note("fault", name, "is made anew")
         groups = [group for group in world.groups_of_kafka.of.values() if group.topic == name]
         # Without it nobody could tell that the holder's database was lost, or went back, a moment ago.
-        keeps = (not world.checks.is_sure or self.rng.random() < 0.5) if witness is None else witness
+        keeps = (not world.checks.holder.is_sure or self.rng.random() < 0.5) if witness is None else witness
         read = [number for group in groups for number in group.committed] if keeps else []
         # Nobody asks for what was committed of partitions that are no more; Kafka forgets it.
         world.bus.create(name, max([self.rng.choice((1, 2)), *(number + 1 for number in read)]))
@@ -242,7 +242,7 @@ class Faults:
 
     def _trim(self) -> bool:
         name = self.rng.choice(self._topics())
-        if name == ACCOUNTS_TOPIC and not self.world.checks.is_sure:
+        if name == ACCOUNTS_TOPIC and not self.world.checks.holder.is_sure:
             return False  # the holder's database was lost, and is made again from this
         topic = self.world.bus.topics[name]
         for number, log in enumerate(topic.partitions):
@@ -323,7 +323,7 @@ class Faults:
         )
         if not noticed or not life:
             return False
-        world.checks.trusted_epoch = life[0][0] + 1
+        world.checks.holder.trusted_epoch = life[0][0] + 1
         self._replace_holder(self._holder_backup)
         return True
 

@@ -78,14 +78,16 @@ class People:
 
     def forfeit(self, account: str, client_id: str) -> None:
         """An operator frees what a client holds, as the holder's command line shows it."""
-        state, sender = self.world.checks.states.get(account), self.sender()
+        state, sender = self.world.checks.holder.states.get(account), self.sender()
         if state is not None and sender is not None:
             self.world.checks.forfeited.add((account, client_id, state.clients[client_id].incarnation))
             sender.command(commands.forfeit, account, client_id, epoch=state.epoch, version=state.version)
 
     def forfeit_living(self) -> bool:
         """An operator takes a service for dead that is not."""
-        found = [(account, name) for account, state in self.world.checks.states.items() for name in state.clients]
+        found = [
+            (account, name) for account, state in self.world.checks.holder.states.items() for name in state.clients
+        ]
         if not found:
             return False
         self.forfeit(*self.rng.choice(found))
@@ -94,13 +96,13 @@ class People:
     def operate(self) -> None:
         """What an operator does who looks now and then: permits of those who are gone, and the word to go on."""
         world, checks = self.world, self.world.checks
-        if checks.phase == "topic_lost":
+        if checks.holder.phase == "topic_lost":
             for service in world.services:
                 for account in world.accounts:
                     checks.except_service(service, account, Lax(of_new_epoch=True))
             world.operator.go()
         incarnations = {service.client_id: service.incarnation() for service in self.there() if not service.is_clone}
-        for account, state in list(checks.states.items()):
+        for account, state in list(checks.holder.states.items()):
             for name, client in state.clients.items():
                 holds = client.unknown or any(held(pair) for pair in client.pairs.values())
                 if client.incarnation != incarnations.get(name) and holds and not client.forfeited:

@@ -101,8 +101,10 @@ class Runs:
         running = self._running()
         checks = self.world.checks
         for account, by_group in running.items():
-            group_limits = {group: limit for (of, group), limit in checks.allowed_groups.items() if of == account}
-            self.world.invariants.bodies(by_group, checks.allowed.get(account, 0), group_limits)
+            group_limits = {
+                group: limit for (of, group), limit in checks.holder.allowed_groups.items() if of == account
+            }
+            self.world.invariants.bodies(by_group, checks.holder.allowed.get(account, 0), group_limits)
 
     def _running(self) -> dict[str, Counter[str]]:
         """How many bodies run, by account and group."""
