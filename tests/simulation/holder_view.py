@@ -59,12 +59,13 @@ class HolderView:
             if known is not None and self._versions.get(account) == (self._life, version):
                 self.states[account] = known
                 continue
+            life_before, _ = self._versions.get(account, (None, 0))
             self._versions[account] = (self._life, version)
             state = self.states[account] = AccountState.from_json(text)
             self.invariants.grows("version", f"{account} of holder database {self._life}", (version,))
             self._note_state(state)
             decided.append((known, state))
-            if known is not None and known.epoch == state.epoch:
+            if known is not None and known.epoch == state.epoch and life_before == self._life:
                 self._follow_service(known, state)
                 self._follow_lowered(known, state)
         self._follow_limits()

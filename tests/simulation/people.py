@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from celery_durable import commands
-from celery_durable.store.schema import ENDED_STATES
+from celery_durable.store.schema import ENDED_STATES, PERMIT_STATES, RUNNING, WAITING_STATES
 from holder_service.footprint import held
 from tests.simulation.checks import Lax
 from tests.simulation.services import Service
@@ -35,17 +35,19 @@ class People:
 
     def cancel(self) -> bool:
         """A caller cancels an operation, which may run or have ended."""
-        return self._of_one(Service.cancel, ended=self.rng.random() < 0.2)
+        of = self.rng.choices((ENDED_STATES, (RUNNING,), (*WAITING_STATES, *PERMIT_STATES)), (2, 2, 6))[0]
+        return self._of_one(Service.cancel, of)
 
     def forget(self) -> bool:
         """A caller forgets the result of an operation, which may not have ended yet."""
-        return self._of_one(Service.forget, ended=self.rng.random() < 0.8)
+        of = ENDED_STATES if self.rng.random() < 0.8 else (*WAITING_STATES, *PERMIT_STATES)
+        return self._of_one(Service.forget, of)
 
-    def _of_one(self, act: Callable[[Service, str], None], *, ended: bool) -> bool:
+    def _of_one(self, act: Callable[[Service, str], None], states: Collection[str]) -> bool:
         service = self.there()[self.rng.randrange(len(self.there()))]
         view = self.world.checks.views.get(service.name)
         rows = [] if view is None else list(view.rows.values())
-        keys = [row.id for row in rows if (row.state in ENDED_STATES) is ended]
+        keys = [row.id for row in rows if row.state in states]
         if not keys:
             return False
         act(service, self.rng.choice(keys))

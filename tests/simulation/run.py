@@ -219,6 +219,8 @@ def main() -> int:
     print(f"faults without effect: {', '.join(idle) or 'none'}")
     crashed = {name.removeprefix("crash at ") for name in stats if name.startswith("crash at ")}
     left = missed(crashed)
+    rarest = sorted((stats[f"crash at {point}"], point) for point in crashed)[:8]
+    print(f"crashed at least often: {', '.join(f'{point} {times}' for times, point in rarest)}")
     print(f"crashes: {crashed_times}, at {len(crashed)} crash points; never at: {', '.join(left) or 'none left'}")
     print(f"checks: {dict(sorted(looked.items()))}")
     blind = [name for name in ALL_CHECKS if not looked[name]] if options.count >= GUARDED_COUNT else []
