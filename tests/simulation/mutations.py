@@ -305,14 +305,15 @@ def _repeat_what_succeeded() -> AbstractContextManager[Any]:
     return patch.object(Attempts, "succeed", repeat_once)
 
 
-def _settle_before_the_body_ends() -> AbstractContextManager[Any]:
+def _settle_before_the_body_ends(*, in_groups: bool = False) -> AbstractContextManager[Any]:
     from tests.simulation.workers import Body, Worker
 
     end = Worker._end
 
     def end_early(self: Worker, body: Body) -> None:
         end(self, body)
-        if body.over and body.returned:
+        _, group = self.world.runs.called[body.attempt.id]
+        if body.over and body.returned and (group or not in_groups):
             body.returned = False
             self.bodies.append(body)
             self.at(500, lambda: self.bodies.remove(body))
@@ -393,7 +394,10 @@ MUTATIONS: dict[str, Mutation] = {
     "take what still beats": Mutation(_take_what_still_beats, ("overdue",), seed=7),
     "fail what was lost once": Mutation(_fail_what_was_lost_once, ("right end",), seed=8),
     "settle before the body ends": Mutation(_settle_before_the_body_ends, ("bodies",)),
-    "run what runs": Mutation(_run_what_runs, ("group bodies",), seed=1, profile=True),
+    "settle before the body ends, in groups": Mutation(
+        partial(_settle_before_the_body_ends, in_groups=True), ("group bodies",), seed=1, profile=True
+    ),
+    "run what runs": Mutation(_run_what_runs, ("caused", "bodies"), seed=1),
     "repeat what succeeded": Mutation(_repeat_what_succeeded, ("caused",)),
     "leave idle rows": Mutation(_leave_idle_rows, ("rows",)),
 }

@@ -35,7 +35,7 @@ class People:
 
     def cancel(self) -> bool:
         """A caller cancels an operation, which may run or have ended."""
-        of = self.rng.choices((ENDED_STATES, (RUNNING,), (*WAITING_STATES, *PERMIT_STATES)), (2, 2, 6))[0]
+        of = self.rng.choices((ENDED_STATES, (RUNNING,), (*WAITING_STATES, *PERMIT_STATES)), (2, 5, 3))[0]
         return self._of_one(Service.cancel, of)
 
     def forget(self) -> bool:

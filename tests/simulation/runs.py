@@ -49,8 +49,8 @@ class Runs:
 
     def started(self, body: Body) -> None:
         """It runs from now on, and must have a cause if it is not the first."""
-        self._caused(body)
         self.bound()
+        self._caused(body)
 
     def _caused(self, body: Body) -> None:
         service, attempt = body.worker.service, body.attempt

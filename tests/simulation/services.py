@@ -133,6 +133,8 @@ class Service:
     def call(self, operation_id: str, account: str | None, group: str, **options: Any) -> NewOperation:
         """One call of a task."""
         declared = self.world.declared
+        if account is not None:
+            self.world.runs.called[operation_id] = (account, group)
         return NewOperation(
             id=operation_id,
             task="task",

@@ -176,6 +176,8 @@ class World:
             self.faults = Faults(self)
             if self.profile is None:
                 self.faults.doom_first()
+            elif self.profile.crashes_at:
+                self.doomed.add(self.rng.choice(self.profile.crashes_at))
         holder_slot().load()
         holder_slot().before_begin = self._before_begin
         for number in range(SLOTS):
@@ -255,7 +257,6 @@ class World:
         eta_ms = self.rng.randint(100, 3_000) if not self.races and self.rng.random() < 0.1 else None
         key = f"{service.name}-{self._operations}"
         retention_ms = 1_000 if self._operations % 4 == 0 else None
-        self.runs.called[key] = (account, group)
         return service.call(key, account, group, eta_delay_ms=eta_ms, retention_ms=retention_ms)
 
     def draw_duration(self) -> int:
