@@ -36,6 +36,16 @@ class Invariants:
             message = f"{used} in use in group {group!r} at its limit {group_limit}"
             self._check("group bound", used <= group_limit, message, used > 0)
 
+    def bodies(self, running: Mapping[str, int], limit: int, group_limits: Mapping[str, int]) -> None:
+        """No more bodies of an account run, at this instant, than its limit and each group's. ``running``: by group."""
+        total = sum(running.values())
+        self._check("bodies", total <= limit, f"{total} bodies run at limit {limit}: {dict(running)}", total > 0)
+        for group, count in running.items():
+            group_limit = group_limits.get(group)
+            if group_limit is not None:
+                message = f"{count} bodies of group {group!r} run at its limit {group_limit}"
+                self._check("group bodies", count <= group_limit, message)
+
     def claim(self, pair: Pair, *, in_use: int, permits: int, claimed: int, claims: int | None) -> None:
         """A claim was within the level and the ceiling of what the client was given. Values after the claim."""
         self._check("level", in_use <= permits, f"{pair}: {in_use} in use of {permits} permits after a claim")
@@ -100,6 +110,10 @@ class Invariants:
         """An attempt is taken from its worker only when its heartbeats are overdue."""
         holds = alive_until_ms is None or alive_until_ms <= now_ms
         self._check("overdue", holds, f"{operation} was taken {(alive_until_ms or 0) - now_ms} ms before its time")
+
+    def caused(self, operation: str, attempt: int, cause: str | None) -> None:
+        """An attempt after the first, or one that is made twice, has a cause in the record of the one before."""
+        self._check("caused", cause is not None, f"attempt {attempt} of {operation} ran without a cause")
 
     def right_end(self, operation: str, state: str, holds: bool) -> None:
         """An operation succeeds or fails as its body did, fails for too many losses, or is cancelled as was asked."""

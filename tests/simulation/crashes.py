@@ -5,8 +5,6 @@ from __future__ import annotations
 from celery_durable.crashpoints import POINTS
 
 ELSEWHERE: dict[str, str] = {
-    "enqueue.many": "a run enqueues one call at a time; the statements are those of one call, many at once",
-    "results.forget": "no caller of a run forgets a result: it deletes one ended row, which nothing waits for",
     "migrate.upgrade": "a run begins with migrated databases",
     "telling.claim": "a run's calls have neither an own result backend nor errbacks, so nobody is to be told",
     "telling.told": "as telling.claim",
@@ -24,6 +22,7 @@ ELSEWHERE: dict[str, str] = {
 
 _RARE_PLACES = (
     "results.cancel",
+    "results.forget",
     "replies.restored",
     "delivery.put_back",
     "worker.fail",
@@ -31,8 +30,11 @@ _RARE_PLACES = (
     "worker.repeat",
     "holder.adopt",
     "life.new_epoch",
+    "rebuild.take",
     "rebuild.limits",
     "rebuild.sweep",
+    "rebuild.replay",
+    "rebuild.finish",
     "go.begin",
 )
 
@@ -46,11 +48,25 @@ REACHED = tuple(point for point in POINTS if place_of(point) not in ELSEWHERE)
 """Where the simulation crashes."""
 RARE = tuple(point for point in REACHED if place_of(point) in _RARE_PLACES)
 """Those that few seeds pass: a crash is made ready at many of them at once, before the seed begins."""
-CHANCES = {"worker.cancel.before_commit": 0.4, "worker.cancel.after_commit": 0.9}
-"""That a crash is made ready at one of these: 0.3, unless it is listed."""
+_CHANCES = {
+    "results.forget.before_commit": 0.4,
+    "results.forget.after_commit": 0.6,
+    "replies.restored": 0.9,
+    "worker.cancel.before_commit": 0.5,
+    "worker.cancel.after_commit": 0.9,
+    "holder.adopt": 0.6,
+    "life.new_epoch": 0.6,
+    "rebuild.take": 0.15,
+    "rebuild.limits": 0.9,
+    "rebuild.sweep": 0.6,
+    "rebuild.replay": 0.15,
+    "rebuild.finish": 0.15,
+}
+CHANCES = {point: _CHANCES.get(point, _CHANCES.get(place_of(point), 0.3)) for point in RARE}
+"""That a crash is made ready at one of these: by point, by place, or 0.3."""
 USUAL = tuple(point for point in REACHED if point not in RARE)
 
-SEEDS_FOR_ALL = 10_000
+SEEDS_FOR_ALL = 1_000
 """So many seeds crash at each of :data:`REACHED`, and meet each kind of fault."""
 
 

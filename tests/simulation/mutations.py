@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,7 @@ from celery_durable.store import attempts, counters, losses, offsets, outbox
 from celery_durable.store.account_sql import REPORT_SEQ
 from celery_durable.store.accounts import Accounts
 from celery_durable.store.attempt_sql import AttemptStatements
+from celery_durable.store.attempts import Attempt, Attempts, Ending, Started
 from celery_durable.store.delivery import Deliveries
 from celery_durable.store.operations import Operations
 from celery_durable.store.recovery import Recoveries
@@ -279,6 +281,46 @@ def _fail_what_was_lost_once() -> AbstractContextManager[Any]:
     return patch.object(losses, "decide", lambda lost, why, **_: decide(lost, why, losses_max=0))
 
 
+def _run_what_runs() -> AbstractContextManager[Any]:
+    start = Attempts.start
+
+    def start_anyway(self: Attempts, attempt: Attempt, **options: Any) -> Started | None:
+        started = start(self, attempt, **options)
+        if started is None:
+            connection: Any = self._database.held().connection.driver_connection
+            sql = "SELECT 1 FROM durable_operations WHERE id = ? AND state = 'running'"
+            if connection.execute(sql, (attempt.id,)).fetchall():
+                return Started(None, cancel_requested=False, has_account=True)
+        return started
+
+    return patch.object(Attempts, "start", start_anyway)
+
+
+def _repeat_what_succeeded() -> AbstractContextManager[Any]:
+    succeed = Attempts.succeed
+
+    def repeat_once(self: Attempts, attempt: Attempt, ending: Ending) -> str:
+        return (self.repeat if attempt.attempt == 1 else partial(succeed, self))(attempt, ending)
+
+    return patch.object(Attempts, "succeed", repeat_once)
+
+
+def _settle_before_the_body_ends(*, in_groups: bool = False) -> AbstractContextManager[Any]:
+    from tests.simulation.workers import Body, Worker
+
+    end = Worker._end
+
+    def end_early(self: Worker, body: Body) -> None:
+        end(self, body)
+        _, group = self.world.runs.called[body.attempt.id]
+        if body.over and body.returned and (group or not in_groups):
+            body.returned = False
+            self.bodies.append(body)
+            self.at(500, lambda: self.bodies.remove(body))
+
+    return patch.object(Worker, "_end", end_early)
+
+
 def _believe_nothing_is_given_back() -> AbstractContextManager[Any]:
     return _everywhere("keep", lambda _pair, _keeps: False)
 
@@ -319,38 +361,46 @@ MUTATIONS: dict[str, Mutation] = {
     "admit without counting": Mutation(_admit_without_counting, ("bound",)),
     "give groups no limit": Mutation(_give_groups_no_limit, ("group bound",), seed=1, profile=True),
     "admit one more than was given": Mutation(_admit_one_more_than_was_given, ("level",), seed=1),
-    "ignore ceilings": Mutation(_ignore_ceilings, ("ceiling",), seed=14, profile=True),
-    "count only the newest reply": Mutation(_count_only_the_newest_reply, ("covers", "bound"), seed=11),
-    "ignore keeps": Mutation(_ignore_keeps, ("covers", "bound"), seed=63, profile=True),
+    "ignore ceilings": Mutation(_ignore_ceilings, ("ceiling",), seed=44, profile=True),
+    "count only the newest reply": Mutation(_count_only_the_newest_reply, ("covers", "bound"), seed=1),
+    "ignore keeps": Mutation(_ignore_keeps, ("covers", "bound"), seed=134, profile=True),
     "skip the wait for the new epoch": Mutation(
-        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=142, profile=True
+        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=187, profile=True
     ),
     "free on silence": Mutation(_free_on_silence, ("covers", "bound"), seed=11, profile=True),
-    "apply an older reply": Mutation(_apply_an_older_reply, ("ack",), seed=1),
+    "apply an older reply": Mutation(_apply_an_older_reply, ("ack",), seed=6),
     "number reports anew with each row": Mutation(_number_reports_anew_with_each_row, ("seq",)),
     "number decisions backwards": Mutation(_number_decisions_backwards, ("version",)),
-    "begin an older epoch": Mutation(_begin_an_older_epoch, ("epoch",), seed=18),
+    "begin an older epoch": Mutation(_begin_an_older_epoch, ("epoch",), seed=29),
     "move offsets back": Mutation(_move_offsets_back, ("offset",)),
     "retry the attempt before": Mutation(_retry_the_attempt_before, ("attempt",), seed=1),
-    "advance without compare-and-set": Mutation(_advance_without_compare_and_set, ("read once",), seed=3, profile=True),
-    "write without compare-and-set": Mutation(
-        _write_without_compare_and_set, ("at its version",), seed=63, profile=True
+    "advance without compare-and-set": Mutation(
+        _advance_without_compare_and_set, ("read once",), seed=43, profile=True
     ),
-    "settle without token": Mutation(_settle_without_token, ("fenced",), seed=173, profile=True),
+    "write without compare-and-set": Mutation(
+        _write_without_compare_and_set, ("at its version",), seed=193, profile=True
+    ),
+    "settle without token": Mutation(_settle_without_token, ("fenced",), seed=158, profile=True),
     "start what runs": Mutation(_start_what_runs, ("fenced",), seed=1),
-    "trust a database that went back": Mutation(_trust_a_database_that_went_back, ("noticed",), seed=79),
-    "send without commit": Mutation(_send_without_commit, ("one body",), seed=28),
+    "trust a database that went back": Mutation(_trust_a_database_that_went_back, ("noticed",), seed=88),
+    "send without commit": Mutation(_send_without_commit, ("one body",), seed=8),
     "cancel what has ended": Mutation(_cancel_what_has_ended, ("ended stays",), seed=1),
     "delete what runs": Mutation(_delete_what_runs, ("kept",), seed=1),
     "settle without a wake": Mutation(_settle_without_a_wake, ("all ran",)),
     "never send again": Mutation(_forget_what_is_due, ("all ran",), seed=2),
     "keep a dead client's demand": Mutation(_keep_a_dead_clients_demand, ("all ran",), seed=12, profile=True),
     "turns without end": Mutation(_turns_without_end, ("starves",)),
-    "serve the first pair": Mutation(_serve_the_first_pair, ("passed over",), seed=9, profile=True),
-    "believe that nothing is given back": Mutation(_believe_nothing_is_given_back, ("quiescence",), seed=58),
-    "give by the highest limit": Mutation(_give_by_the_highest_limit, ("over",), seed=6),
+    "serve the first pair": Mutation(_serve_the_first_pair, ("passed over",)),
+    "believe that nothing is given back": Mutation(_believe_nothing_is_given_back, ("quiescence",), seed=21),
+    "give by the highest limit": Mutation(_give_by_the_highest_limit, ("over",), seed=2),
     "take what still beats": Mutation(_take_what_still_beats, ("overdue",), seed=7),
-    "fail what was lost once": Mutation(_fail_what_was_lost_once, ("right end",), seed=8),
+    "fail what was lost once": Mutation(_fail_what_was_lost_once, ("right end",), seed=4),
+    "settle before the body ends": Mutation(_settle_before_the_body_ends, ("bodies",)),
+    "settle before the body ends, in groups": Mutation(
+        partial(_settle_before_the_body_ends, in_groups=True), ("group bodies",), seed=1, profile=True
+    ),
+    "run what runs": Mutation(_run_what_runs, ("caused", "bodies"), seed=4),
+    "repeat what succeeded": Mutation(_repeat_what_succeeded, ("caused",)),
     "leave idle rows": Mutation(_leave_idle_rows, ("rows",)),
 }
 

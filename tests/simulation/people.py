@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from celery_durable import commands
-from celery_durable.store.schema import ENDED_STATES
+from celery_durable.store.schema import ENDED_STATES, PERMIT_STATES, RUNNING, WAITING_STATES
 from holder_service.footprint import held
 from tests.simulation.checks import Lax
+from tests.simulation.services import Service
 
 if TYPE_CHECKING:
-    from tests.simulation.services import Service
     from tests.simulation.shells import World
 
 OPERATOR_LOOKS_MS = 20_000
@@ -34,14 +35,22 @@ class People:
 
     def cancel(self) -> bool:
         """A caller cancels an operation, which may run or have ended."""
+        of = self.rng.choices((ENDED_STATES, (RUNNING,), (*WAITING_STATES, *PERMIT_STATES)), (2, 5, 3))[0]
+        return self._of_one(Service.cancel, of)
+
+    def forget(self) -> bool:
+        """A caller forgets the result of an operation, which may not have ended yet."""
+        of = ENDED_STATES if self.rng.random() < 0.8 else (*WAITING_STATES, *PERMIT_STATES)
+        return self._of_one(Service.forget, of)
+
+    def _of_one(self, act: Callable[[Service, str], None], states: Collection[str]) -> bool:
         service = self.there()[self.rng.randrange(len(self.there()))]
         view = self.world.checks.views.get(service.name)
         rows = [] if view is None else list(view.rows.values())
-        ended = self.rng.random() < 0.2
-        keys = [row.id for row in rows if (row.state in ENDED_STATES) is ended]
+        keys = [row.id for row in rows if row.state in states]
         if not keys:
             return False
-        service.cancel(self.rng.choice(keys))
+        act(service, self.rng.choice(keys))
         return True
 
     def limit(self) -> bool:
@@ -71,14 +80,16 @@ class People:
 
     def forfeit(self, account: str, client_id: str) -> None:
         """An operator frees what a client holds, as the holder's command line shows it."""
-        state, sender = self.world.checks.states.get(account), self.sender()
+        state, sender = self.world.checks.holder.states.get(account), self.sender()
         if state is not None and sender is not None:
             self.world.checks.forfeited.add((account, client_id, state.clients[client_id].incarnation))
             sender.command(commands.forfeit, account, client_id, epoch=state.epoch, version=state.version)
 
     def forfeit_living(self) -> bool:
         """An operator takes a service for dead that is not."""
-        found = [(account, name) for account, state in self.world.checks.states.items() for name in state.clients]
+        found = [
+            (account, name) for account, state in self.world.checks.holder.states.items() for name in state.clients
+        ]
         if not found:
             return False
         self.forfeit(*self.rng.choice(found))
@@ -87,13 +98,13 @@ class People:
     def operate(self) -> None:
         """What an operator does who looks now and then: permits of those who are gone, and the word to go on."""
         world, checks = self.world, self.world.checks
-        if checks.phase == "topic_lost":
+        if checks.holder.phase == "topic_lost":
             for service in world.services:
                 for account in world.accounts:
                     checks.except_service(service, account, Lax(of_new_epoch=True))
             world.operator.go()
         incarnations = {service.client_id: service.incarnation() for service in self.there() if not service.is_clone}
-        for account, state in list(checks.states.items()):
+        for account, state in list(checks.holder.states.items()):
             for name, client in state.clients.items():
                 holds = client.unknown or any(held(pair) for pair in client.pairs.values())
                 if client.incarnation != incarnations.get(name) and holds and not client.forfeited:

@@ -34,6 +34,8 @@ class Profile:
     """All is enqueued as the run begins."""
     ceilings: bool = False
     """What the holder gives is one-shot: it comes with a ceiling of claims."""
+    crashes_at: tuple[str, ...] = ()
+    """Crash points that other seeds pass too rarely: the first process that passes the drawn one dies there."""
     settles_at: tuple[int, int] = (1, 3)
     """The limits, from and to, that an account is given when faults stop."""
     settle_ms: int | None = None
@@ -123,7 +125,12 @@ _SITUATIONS = {
     ),
     8: Profile("doubts", _doubts, faults=("commit in doubt", "commit refused", "crash", "freeze")),
     9: Profile("contended", _contended, faults=("freeze", "kill"), at_once=True),
-    11: Profile("silence", _silence, faults=("cancel", "freeze")),
+    11: Profile(
+        "silence",
+        _silence,
+        faults=("cancel", "freeze"),
+        crashes_at=("worker.cancel.before_commit", *("worker.cancel.after_commit",) * 2),
+    ),
     12: Profile(
         "left behind",
         _left_behind,
@@ -135,5 +142,5 @@ _SITUATIONS = {
     ),
     14: Profile("ceilings", _ceilings, ceilings=True, faults=("cancel", "crash", "freeze", "limit")),
 }
-_PROFILES = {**_SITUATIONS, 22: _SITUATIONS[7], 23: _SITUATIONS[8]}
-"""Two of them find faults that few of their seeds meet: they have two seeds in thirty."""
+_PROFILES = {**_SITUATIONS, 13: _SITUATIONS[3], 22: _SITUATIONS[7], 23: _SITUATIONS[8]}
+"""Three of them find faults that few of their seeds meet: they have two seeds in thirty."""

@@ -36,7 +36,7 @@ def check(checks: Checks) -> None:
     # A forfeited client is remembered until it speaks there again, which it may never have a reason to do.
     left += [
         f"holder {account} {name}"
-        for account, state in checks.states.items()
+        for account, state in checks.holder.states.items()
         for name, client in state.clients.items()
         if (name, client.incarnation) in there and not client.forfeited
     ]
@@ -44,8 +44,8 @@ def check(checks: Checks) -> None:
         left.append("holder_outbox")
     counted = sum(
         count
-        for state in checks.states.values()
-        for (name, _), count in checks.footprints(state).items()
+        for state in checks.holder.states.values()
+        for (name, _), count in checks.holder.footprints(state).items()
         if (name, state.clients[name].incarnation) in there
     )
     still_waiting = waiting(checks)
@@ -57,7 +57,7 @@ def check(checks: Checks) -> None:
     )
     if still_waiting:
         raise InvariantViolation(f"all ran: still waiting though faults have stopped: {still_waiting}; rows: {left}")
-    checks.invariants.noticed(checks.epoch, checks.trusted_epoch)
+    checks.invariants.noticed(checks.holder.epoch, checks.holder.trusted_epoch)
     checks.invariants.quiet(counted, in_use, 0, left)
 
 

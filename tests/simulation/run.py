@@ -213,10 +213,14 @@ def main() -> int:
     work = ("operations", "sent", "steps", "virtual s", "settles refused", "died", "exceptions")
     print(", ".join(f"{name} {stats[name]}" for name in work))
     print(f"faults: {faults or 'none'}")
+    again = (f"{name.removeprefix('again: ')} {n}" for name, n in sorted(stats.items()) if name.startswith("again: "))
+    print(f"attempts after the first: {', '.join(again) or 'none'}")
     idle = _without_effect(stats)
     print(f"faults without effect: {', '.join(idle) or 'none'}")
     crashed = {name.removeprefix("crash at ") for name in stats if name.startswith("crash at ")}
     left = missed(crashed)
+    rarest = sorted((stats[f"crash at {point}"], point) for point in crashed)[:8]
+    print(f"crashed at least often: {', '.join(f'{point} {times}' for times, point in rarest)}")
     print(f"crashes: {crashed_times}, at {len(crashed)} crash points; never at: {', '.join(left) or 'none left'}")
     print(f"checks: {dict(sorted(looked.items()))}")
     blind = [name for name in ALL_CHECKS if not looked[name]] if options.count >= GUARDED_COUNT else []

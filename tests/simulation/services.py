@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
+from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
 from celery_durable import commands
@@ -129,10 +130,12 @@ class Service:
 
     # Callers
 
-    def enqueue(self, operation_id: str, account: str | None, group: str, **options: Any) -> None:
-        """What ``.delay()`` writes, with the same ID again if its commit was in doubt."""
+    def call(self, operation_id: str, account: str | None, group: str, **options: Any) -> NewOperation:
+        """One call of a task."""
         declared = self.world.declared
-        new = NewOperation(
+        if account is not None:
+            self.world.runs.called[operation_id] = (account, group)
+        return NewOperation(
             id=operation_id,
             task="task",
             queue="celery",
@@ -151,17 +154,37 @@ class Service:
             **options,
         )
 
+    def enqueue(self, new: NewOperation) -> None:
+        """What ``.delay()`` writes."""
+        self._write_surely("enqueue.one", lambda connection: _operations().insert(connection, new))
+
+    def enqueue_many(self, batch: Sequence[NewOperation]) -> None:
+        """What ``.enqueue_many()`` writes: all of them, or none."""
+        self._write_surely("enqueue.many", lambda connection: _operations().insert_many(connection, batch))
+
+    def _write_surely(self, place: str, write: Callable[[Connection], Any]) -> None:
+        """A caller writes, and the same under the same IDs again if the commit was in doubt."""
+
         def work() -> None:
             for _ in range(3):
                 try:
-                    with self.runtime.database.transaction("enqueue.one") as connection:
-                        _operations().insert(connection, new)
+                    with self.runtime.database.transaction(place) as connection:
+                        write(connection)
                     break
                 except OperationalError:
                     continue
 
         self.web.run(work)
         self.poke()
+
+    def forget(self, operation_id: str) -> None:
+        """A caller forgets a result."""
+
+        def work() -> None:
+            with suppress(OperationalError), self.runtime.database.transaction("results.forget") as connection:
+                _operations().forget(connection, operation_id)
+
+        self.web.run(work)
 
     def cancel(self, operation_id: str) -> None:
         """A caller cancels an operation."""

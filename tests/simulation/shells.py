@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_durable.permits.messages import AccountReport, read_account_message
+from celery_durable.store.operations import NewOperation
 from tests.invariants import Invariants, InvariantViolation
 from tests.simulation import bus, clock, profiles, quiescence
 from tests.simulation.bus import Bus, Stored
@@ -25,6 +26,7 @@ from tests.simulation.databases import client_slot, holder_slot
 from tests.simulation.holders import HolderProcess, Operator, holder_settings
 from tests.simulation.kafka import Groups
 from tests.simulation.processes import Process
+from tests.simulation.runs import Runs
 from tests.simulation.services import TOPIC_PREFIX, Service
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class World:
         self.bus = Bus(self.clock, self.rng, self.at, self.note, self._sent)
         self.groups_of_kafka = Groups(self.bus)
         self.checks = Checks(self)
+        self.runs = Runs(self)
         self.operator = Operator(self, "operator")
         self.faults: Faults | None = None
         self.cancelled: set[str] = set()
@@ -173,6 +176,8 @@ class World:
             self.faults = Faults(self)
             if self.profile is None:
                 self.faults.doom_first()
+            elif self.profile.crashes_at:
+                self.doomed.add(self.rng.choice(self.profile.crashes_at))
         holder_slot().load()
         holder_slot().before_begin = self._before_begin
         for number in range(SLOTS):
@@ -226,9 +231,14 @@ class World:
         service = there[self.rng.randrange(len(there))]
         account = self.rng.choice(self.accounts)
         group = self.rng.choice(self.groups)
-        for _ in range(min(self.work_left, self.rng.choice((1, 1, 2, 4, 8)))):
-            self.work_left -= 1
-            self.enqueue(service, account, group)
+        number = min(self.work_left, self.rng.choice((1, 1, 2, 4, 8)))
+        self.work_left -= number
+        if number > 1 and self.rng.random() < 0.4:
+            groups = [self.rng.choice(self.groups) for _ in range(number)]
+            service.enqueue_many([self._call(service, account, one) for one in groups])
+        else:
+            for _ in range(number):
+                self.enqueue(service, account, group)
         self.at(self.rng.choice((1, 50, 400, 2_000, 7_000)), self._arrive)
 
     def _race(self) -> None:
@@ -239,12 +249,15 @@ class World:
 
     def enqueue(self, service: Service, account: str, group: str) -> None:
         """One operation."""
+        service.enqueue(self._call(service, account, group))
+
+    def _call(self, service: Service, account: str, group: str) -> NewOperation:
         self._operations += 1
         self.stats["operations"] += 1
         eta_ms = self.rng.randint(100, 3_000) if not self.races and self.rng.random() < 0.1 else None
         key = f"{service.name}-{self._operations}"
         retention_ms = 1_000 if self._operations % 4 == 0 else None
-        service.enqueue(key, account, group, eta_delay_ms=eta_ms, retention_ms=retention_ms)
+        return service.call(key, account, group, eta_delay_ms=eta_ms, retention_ms=retention_ms)
 
     def draw_duration(self) -> int:
         """How long a body takes, in ms."""

@@ -67,7 +67,7 @@ def test_ten_minutes_without_kafka_end_in_one_report_an_account(world):
     def call(account: str, number: int) -> None:
         for _ in range(number):
             called[account] += 1
-            service.enqueue(f"{account} {called[account]}", account, "")
+            service.enqueue(service.call(f"{account} {called[account]}", account, ""))
 
     for account in LEASED:
         call(account, 2)

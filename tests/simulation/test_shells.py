@@ -80,6 +80,16 @@ def test_every_check_has_a_mutation():
     assert {check for one in MUTATIONS.values() for check in one.turns_red} >= set(ALL_CHECKS)
 
 
+def test_the_documented_table_has_every_broken_rule():
+    """What each turns red stands there, as it is tried here."""
+    text = (Path(__file__).parents[2] / "docs" / "guarantees.md").read_text()
+    table = text.partition("### Rules broken on purpose")[2].partition("\n### ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    documented = {rule: check for rule, seeds, check in rows if seeds.isdigit()}
+    assert set(documented) == {name for name in MUTATIONS if name}
+    assert [rule for rule, check in documented.items() if check not in MUTATIONS[rule].turns_red] == []
+
+
 def test_a_replay_is_a_log_that_a_person_can_follow():
     """One line an event: the time, who, what."""
     lines: list[str] = []

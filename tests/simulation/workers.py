@@ -19,16 +19,33 @@ if TYPE_CHECKING:
 HEARTBEAT_TIMEOUT_MS = 6_000
 HEARTBEAT_INTERVAL_MS = 2_000
 REQUEUE_AFTER_MS = 5_000
+_RESULT = Ending("application/json", "utf-8", b"null")
 
 
 @dataclass(eq=False, slots=True)
 class Body:
     """One attempt as its worker sees it."""
 
+    worker: Worker
     attempt: Attempt
     renewed_ms: int
+    """When it was started, or may have been, or had its last good heartbeat."""
+    started: bool = False
+    """Its start was granted."""
+    hindered: str | None = None
+    """What has come between it and its row since its last good heartbeat."""
+    database_replaced: bool = False
+    """It ran in a database that is an older copy now, or in the original of this one."""
+    settled: bool = False
     ending: str = ""
+    returned: bool = False
+    """It runs no more, settled or not."""
     over: bool = False
+
+    @property
+    def alive_until_ms(self) -> int:
+        """Until then nobody may take its operation."""
+        return self.renewed_ms + HEARTBEAT_TIMEOUT_MS
 
 
 class Worker(Process):
@@ -54,7 +71,14 @@ class Worker(Process):
         """A message arrives."""
         token = f"{self.world.rng.getrandbits(64):016x}"
         attempt = Attempt(message.id, message.generation, message.attempt, token)
-        self.at(1, lambda: self._begin(attempt))
+        body = Body(self, attempt, self.world.clock.now_ms)
+        self.at(1, lambda: self._begin(body))
+
+    def freeze(self) -> None:
+        """SIGSTOP: its bodies stand still, and so do their heartbeats."""
+        super().freeze()
+        for body in self.bodies:
+            body.hindered = "froze"
 
     def _write(self, attempt: Attempt, write: Callable[[], Any]) -> Any:
         self.acting = attempt
@@ -64,22 +88,25 @@ class Worker(Process):
             self.world.look()
             self.acting, self.ending = None, ""
 
-    def _begin(self, attempt: Attempt) -> None:
-        world = self.world
+    def _begin(self, body: Body) -> None:
+        world, attempt = self.world, body.attempt
+        world.runs.tried(body)
         try:
             started = self._write(
                 attempt,
                 lambda: self._attempts.start(attempt, worker=self.name, timeout_ms=HEARTBEAT_TIMEOUT_MS),
             )
         except OperationalError:
-            self.at(200, lambda: self._begin(attempt))
+            self.at(200, lambda: self._begin(body))
             return
         if started is None:
+            world.runs.refused(body)
             world.note("worker", self.name, "drops", attempt.id, attempt.attempt)
             return
         world.note("worker", self.name, "starts", attempt.id, attempt.attempt, attempt.token)
-        body = Body(attempt, world.clock.now_ms)
+        body.started, body.renewed_ms = True, world.clock.now_ms
         self.bodies.append(body)
+        world.runs.started(body)
         if started.cancel_requested:
             body.ending = "cancel"
         self.at(self._heartbeat_ms, lambda: self._beat(body))
@@ -98,12 +125,15 @@ class Worker(Process):
                 lambda: self._attempts.beat(body.attempt.id, body.attempt.token, timeout_ms=HEARTBEAT_TIMEOUT_MS),
             )
         except OperationalError:
+            body.hindered = "cut off"
             self.at(500, lambda: self._beat(body))
             return
         if beat is None:
             self._stop(body)
             return
-        body.renewed_ms = begun_ms
+        had_lapsed, body.renewed_ms, body.hindered = begun_ms >= body.alive_until_ms, begun_ms, None
+        if had_lapsed:
+            self.world.runs.bound()
         if beat.cancel_requested:
             body.ending = "cancel"
             self._end(body)
@@ -119,11 +149,14 @@ class Worker(Process):
     def _end(self, body: Body) -> None:
         if body.over:
             return
+        body.returned = True
         body.ending = body.ending or self.world.draw_ending()
         self.ending = body.ending
         try:
             state = self._write(body.attempt, lambda: self._settle(body))
+            body.settled = True
         except OperationalError:
+            body.hindered = "cut off"
             self.at(200, lambda: self._end(body))
             return
         except AlreadySettled:
@@ -138,7 +171,7 @@ class Worker(Process):
         attempts, attempt = self._attempts, body.attempt
         match body.ending:
             case "succeed":
-                return attempts.succeed(attempt, Ending())
+                return attempts.succeed(attempt, _RESULT)
             case "fail":
                 return attempts.fail(attempt, Ending(error="simulated"))
             case "cancel":
