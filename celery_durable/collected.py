@@ -7,11 +7,14 @@ rolls back discards it. So nobody on the connection can tell it from a call that
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, TwoPhaseTransaction, event
+
+from celery_durable.errors import EnqueueError
+from celery_durable.store.sql import is_psycopg
 
 if TYPE_CHECKING:
     from celery_durable.store.operations import NewOperation
@@ -41,6 +44,7 @@ class Collected:
         self._listeners = (
             ("before_cursor_execute", self._before_statement),
             ("commit", self._before_commit),
+            ("release_savepoint", self._before_release),
             ("rollback", self._rolled_back),
             ("rollback_savepoint", self._rolled_back),
         )
@@ -61,7 +65,7 @@ class Collected:
         self._bytes += len(new.body)
 
     def flush(self, connection: Connection) -> None:
-        """Writes them. After an error they are still here, and written before what comes next, or never."""
+        """Writes all or none. After an error they are still here, and written before what comes next, or never."""
         if not self._calls or self._write is None:
             return
         calls, size = self._calls, self._bytes
@@ -69,7 +73,11 @@ class Collected:
         if _status(connection) == _INERROR:
             return  # nothing that came after the last savepoint can be kept
         try:
-            self._write(connection, calls)  # its statements come back here, and find nothing
+            # Its statements come back here, and find nothing. More than one could be torn apart by an exception that
+            # leaves the transaction alive: SQLite's errors, a time limit's.
+            is_one_statement = len(calls) == 1 and is_psycopg(connection)
+            with nullcontext() if is_one_statement else connection.begin_nested():
+                self._write(connection, calls)
         except BaseException:
             self._calls, self._bytes = calls + self._calls, size + self._bytes
             raise
@@ -81,7 +89,24 @@ class Collected:
     def _before_statement(self, connection: Connection, *_: Any) -> None:
         self.flush(connection)
 
+    def _before_release(self, connection: Connection, name: str, _context: object) -> None:
+        try:
+            self.flush(connection)
+        except BaseException:
+            # SQLAlchemy takes a RELEASE that fails for the end of the savepoint, and would not roll back to it.
+            self.discard()
+            with suppress(Exception):
+                connection.engine.dialect.do_rollback_to_savepoint(connection, name)
+            raise
+
     def _before_commit(self, connection: Connection) -> None:
+        if self._calls and _status(connection) == _INERROR:
+            count = len(self._calls)
+            self.discard()
+            raise EnqueueError(
+                f"{count} calls of this transaction cannot be written, since a statement before them failed and its "
+                "error was passed over: the server rolls all of it back; roll back, and do it again"
+            )
         try:
             self.flush(connection)
         except BaseException:

@@ -59,8 +59,9 @@ def using(target: Target) -> Iterator[None]:
 
     The first call is written at once. Later ones that no ``task_id`` was given for are written together: before any
     other statement that SQLAlchemy executes on the connection, before its commit, at the latest when the block ends.
-    What only the database can refuse is told there. The driver's own ``commit()``, inside the block, does not wait for
-    them: they are then part of the transaction that the block's end begins, and the caller must commit that too.
+    What only the database can refuse is told there. Commit and roll back by SQLAlchemy: the
+    driver's own ``commit()`` and ``rollback()`` do not know of them, so what waited then is part of the transaction
+    that the block's end begins.
 
     :param target: a SQLAlchemy ``Session``, ``scoped_session`` or ``Connection`` on the service's own database.
     :raises EnqueueError: it is something else; or, at the end, as a call.
@@ -166,7 +167,7 @@ def collect(runtime: Runtime, connection: Connection, new: NewOperation) -> bool
     with one call pays nothing for the collecting.
     """
     use = _in_force()
-    if use is None:
+    if use is None or new.eta_delay_ms is not None or new.expires_delay_ms is not None:  # they count from the call on
         return False
     if connection not in use.connections:
         use.connections.add(connection)

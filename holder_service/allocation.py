@@ -252,16 +252,17 @@ class Allocation:
 
         Each turn costs a hand-over through Kafka, so one that let in few is followed by a longer one.
         """
-        pair, shortest_ms = seat.pair, self._terms.turn_ms
+        pair, terms = seat.pair, self._terms
         if pair.newest.permits and pair.newest.turn_ms is not None:
             return pair.newest.turn_ms
-        claims = pair.claimed - pair.turn_claimed
-        if not pair.turn_ms or claims < 0:  # a client counts from 0 again where its group's record was deleted
-            pair.turn_ms = shortest_ms
+        claims, length_ms = pair.claimed - pair.turn_claimed, pair.turn_ms
+        if claims < 0:  # a client counts from 0 again where its group's record was deleted
+            length_ms = 0
         elif claims < CLAIMS_A_TURN:
-            pair.turn_ms = min(2 * pair.turn_ms, max(shortest_ms, self._terms.turn_max_ms))
+            length_ms *= 2
         elif claims > 2 * CLAIMS_A_TURN:
-            pair.turn_ms = max(pair.turn_ms // 2, shortest_ms)
+            length_ms //= 2
+        pair.turn_ms = max(terms.turn_ms, min(length_ms, terms.turn_max_ms))
         pair.turn_claimed = pair.claimed
         return pair.turn_ms
 

@@ -163,7 +163,7 @@ class Service:
             messages = inbox.sort([message for batch in left for message in batch.messages])
             try:
                 with self._database.transaction("holder.batch") as connection:
-                    offsets.advance_all(connection, self._tables.offsets, [(batch.old, batch.new) for batch in left])
+                    self._advance(connection, left)
                     applied = self._apply(connection, present, messages)
             except OffsetMoved as error:
                 for partition in error.partitions:
@@ -183,6 +183,9 @@ class Service:
                 reader.commit(left)
                 return
         raise VersionMoved(f"{TRIES_MAX} tries in a row lost an account to another holder")
+
+    def _advance(self, connection: Connection, batches: Sequence[Batch]) -> None:
+        offsets.advance_all(connection, self._tables.offsets, [(batch.old, batch.new) for batch in batches])
 
     def _apply(self, connection: Connection, present: Life, messages: Inbox) -> Applied:
         outbox.stage(connection, self._tables.outbox, inbox.dead_letters(self._settings, messages.unreadable))

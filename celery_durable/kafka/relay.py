@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 REPORT_WAIT_S = 0.05
 """How long one step waits for a delivery report, in seconds: rows that become due meanwhile wait as long at most."""
+LOOK_AGAIN_S = 0.1
 CLOSE_S = 1.0
 """How long :meth:`Relay.close` waits for delivery reports, in seconds."""
 _GRACE_MS = 5_000
@@ -112,10 +113,9 @@ class Relay:
     def _look(self) -> None:
         with self._database.reading() as connection:
             due_ms = rows.due_in_ms(connection, self._outbox)
-        if due_ms is None or due_ms <= 0:  # what is due and was not claimed is another relay's
-            self._due_at_s = float("inf")
-        else:
-            self._due_at_s = time.monotonic() + due_ms / 1000
+        # What is due and was not claimed is another relay's, or has become due just now.
+        pause_s = float("inf") if due_ms is None else max(LOOK_AGAIN_S, due_ms / 1000)
+        self._due_at_s = time.monotonic() + pause_s
 
     def _produce(self, producer: Producer, row: Outgoing) -> None:
         self._in_flight[row.no, row.version] = _InFlight(row, time.monotonic())

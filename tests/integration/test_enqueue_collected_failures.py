@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from celery.exceptions import SoftTimeLimitExceeded
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from celery_durable import EnqueueError, collected, using
+from celery_durable.store.operations import Operations
 from tests.integration.enqueue_service import Block, Service, service, written
 
 
@@ -172,3 +174,75 @@ def test_what_is_wrong_with_a_call_is_told_by_the_call(
             shop.plain.delay(object())
         shop.plain.delay()
     assert written(shop, connection) == 3
+
+
+def test_calls_that_were_torn_while_they_were_written_are_written_whole(
+    shop: Service, connection: Connection, block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit's exception comes between two statements: the next try must not take its own rows for others'."""
+    written_payloads = Operations._insert_payloads
+
+    def torn(self: Operations, connection: Connection, rows: Any) -> None:
+        monkeypatch.setattr(Operations, "_insert_payloads", written_payloads)
+        raise SoftTimeLimitExceeded
+
+    with block():
+        shop.charge.delay("acme")
+        shop.charge.delay("zeta")
+        monkeypatch.setattr(Operations, "_insert_payloads", torn)
+        with pytest.raises(SoftTimeLimitExceeded):
+            connection.execute(text("SELECT 1"))
+    connection.commit()
+    assert (shop.count(shop.tables.operations), shop.count(shop.tables.payloads)) == (3, 3)
+    assert {row.account for row in shop.rows(shop.tables.wakes)} == {"tenant:acme", "tenant:zeta"}
+
+
+def test_calls_that_a_release_cannot_write_go_with_their_savepoint(
+    shop: Service, connection: Connection, block: Block
+) -> None:
+    """The caller sees the savepoint fail, and goes on with what was before it."""
+    name = shop.tables.payloads.name
+
+    def in_a_savepoint() -> None:
+        with connection.begin_nested():
+            connection.execute(shop.tables.wakes.insert().values(account="in the savepoint"))
+            shop.plain.delay("third")
+            shop.plain.delay("fourth")
+            hide_payloads(shop, connection)
+
+    with block():
+        shop.plain.delay("second")
+        with pytest.raises(EnqueueError, match="are missing"):
+            in_a_savepoint()
+        connection.execute(shop.tables.wakes.insert().values(account="after it"))
+        shop.plain.delay("fifth")
+        assert name in inspect(connection).get_table_names()
+        connection.commit()
+    assert shop.count(shop.tables.operations) == 3
+    assert [row.account for row in shop.rows(shop.tables.wakes)] == ["after it"]
+
+
+def test_a_commit_of_what_the_server_rolls_back_is_told(shop: Service, connection: Connection, block: Block) -> None:
+    """A statement failed, and its error was passed over: PostgreSQL answers COMMIT with ROLLBACK, psycopg is silent."""
+    if shop.runtime.database.dialect == "sqlite":
+        pytest.skip("there a statement fails alone")
+    with block():
+        shop.plain.delay()
+        with pytest.raises(Exception, match="no_such_table"):
+            connection.connection.cursor().execute("SELECT * FROM no_such_table")
+        with pytest.raises(EnqueueError, match="1 calls of this transaction cannot be written"):
+            connection.commit()
+        connection.rollback()
+    assert shop.count(shop.tables.operations) == 0
+
+
+def test_delays_count_from_the_call(shop: Service, connection: Connection, block: Block) -> None:
+    """So a call with a countdown does not wait, and what was collected before it goes first."""
+    with block():
+        shop.plain.delay("second")
+        shop.plain.apply_async(("third",), countdown=60)
+        assert written(shop, connection) == 3
+        shop.plain.apply_async(("fourth",), expires=60)
+        assert written(shop, connection) == 4
+        connection.commit()
+    assert [row.state for row in shop.rows(shop.tables.operations)] == ["admitted", "admitted", "scheduled", "admitted"]
