@@ -380,7 +380,7 @@ MUTATIONS: dict[str, Mutation] = {
     "write without compare-and-set": Mutation(
         _write_without_compare_and_set, ("at its version",), seed=193, profile=True
     ),
-    "settle without token": Mutation(_settle_without_token, ("fenced",), seed=158, profile=True),
+    "settle without token": Mutation(_settle_without_token, ("fenced",), seed=17, profile=True),
     "start what runs": Mutation(_start_what_runs, ("fenced",), seed=1),
     "trust a database that went back": Mutation(_trust_a_database_that_went_back, ("noticed",), seed=88),
     "send without commit": Mutation(_send_without_commit, ("one body",), seed=8),

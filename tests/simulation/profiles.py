@@ -94,6 +94,13 @@ def _doubts(world: World) -> None:
     world.durations = (20, 9_000)
 
 
+def _frozen(world: World) -> None:
+    """Workers that wake when their operation has gone on to another, and is still running there."""
+    _contend(world, 1, 12)
+    world.declared, world.durations = {"limit": 3}, (3_000, 15_000)
+    world.faults_end_ms += 40_000
+
+
 def _contended(world: World) -> None:
     """Three services with much to do each, for one permit: whoever the holder passes over is seen, under faults too."""
     _contend(world, 3, 27)
@@ -140,6 +147,7 @@ _SITUATIONS = {
         settles_at=(1, 1),
         settle_ms=300_000,
     ),
+    17: Profile("frozen", _frozen, faults=("freeze",), weather={}),
     14: Profile("ceilings", _ceilings, ceilings=True, faults=("cancel", "crash", "freeze", "limit")),
 }
 _PROFILES = {**_SITUATIONS, 13: _SITUATIONS[3], 22: _SITUATIONS[7], 23: _SITUATIONS[8]}
