@@ -14,7 +14,7 @@ from tests.chaos.driver import Driver
 from tests.chaos.faults import Broker, PlannedFault, draw
 from tests.chaos.figures import Recovery, recoveries
 from tests.chaos.rest import at_rest, final, outboxes, unfinished
-from tests.chaos.stalls import Standstill
+from tests.chaos.standstill import Standstill
 from tests.chaos.system import HEARTBEAT_TIMEOUT_S, System
 
 PROTOCOLS = ("classic", "consumer")
@@ -40,10 +40,10 @@ class Outcome:
     seconds: float
     rested: bool
     """Whether it came to rest in time."""
-    stalled: Sequence[str]
+    unfinished: Sequence[str]
     """Operations that had not ended :data:`REST_DEADLINE_S` after the last fault."""
     stuck: Sequence[str]
-    """What did not move at all for :data:`STUCK_S` after that: see :class:`tests.chaos.stalls.Standstill`."""
+    """What did not move at all for :data:`STUCK_S` after that: see :class:`tests.chaos.standstill.Standstill`."""
     rest_s: float
     operations: int
     verdict: Verdict
@@ -87,7 +87,7 @@ def run(
         rested = driver.settle(lambda: at_rest(system), REST_DEADLINE_S)
         rest_s = time.monotonic() - faults_over_s
         say(f"{'came' if rested else 'did NOT come'} to rest in {rest_s:.1f} s")
-        stalled = [] if rested else unfinished(system)
+        left = [] if rested else unfinished(system)
         standstill = Standstill()
         if not rested:
             driver.settle(lambda: standstill.look(unfinished(system), outboxes(system)), STUCK_S)
@@ -101,7 +101,7 @@ def run(
         planned=planned,
         seconds=seconds,
         rested=rested,
-        stalled=stalled,
+        unfinished=left,
         stuck=standstill.still,
         rest_s=rest_s,
         operations=verdict.looked["operations"],

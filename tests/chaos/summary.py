@@ -29,7 +29,7 @@ def show(console: Console, outcome: Outcome) -> None:
         - sum(verdict.count(kind) for kind in ("bound", "lost", "unexplained", "twice")),
         "errors of a program in the logs": len(outcome.mistakes),
         "at rest after": f"{outcome.rest_s:.1f} s" if outcome.rested else "not within the deadline",
-        f"stalled: not ended {REST_DEADLINE_S:g} s after the last fault": len(outcome.stalled),
+        f"unfinished: not ended {REST_DEADLINE_S:g} s after the last fault": len(outcome.unfinished),
         "stuck: does not move at all": ", ".join(outcome.stuck) or "nothing",
     }
     table = Table(show_header=False, title="Verdict", title_justify="left")
@@ -38,8 +38,8 @@ def show(console: Console, outcome: Outcome) -> None:
     console.print(table)
     for violation in verdict.violations[:VIOLATIONS_SHOWN]:
         console.print(f"VIOLATION {violation}", markup=False, soft_wrap=True)
-    for operation in outcome.stalled[:VIOLATIONS_SHOWN]:
-        console.print(f"STALLED {operation}", markup=False)
+    for operation in outcome.unfinished[:VIOLATIONS_SHOWN]:
+        console.print(f"UNFINISHED {operation}", markup=False)
     for line in outcome.mistakes[:VIOLATIONS_SHOWN]:
         console.print(f"MISTAKE {line}", markup=False, soft_wrap=True)
     if blind := verdict.blind():

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from celery_durable import using
 from tests.dispatching import Service
+from tests.integration import enqueue_service
 from tests.integration.enqueue_service import Block
 from tests.integration.enqueue_service import Service as Shop
 from tests.kafka_parts import Owner, Tables, tables_in
@@ -47,9 +48,17 @@ def owners() -> Iterator[list[Owner]]:
         owner.reader.close()
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
+def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
+    """A service with tasks, on SQLite and on PostgreSQL."""
+    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgresql_server")
+    with enqueue_service.service(url) as shop:
+        yield shop
+
+
 @pytest.fixture
 def connection(shop: Shop) -> Iterator[Connection]:
-    """A caller's own connection to the database of the module's ``shop``."""
+    """A caller's own connection to the database of ``shop``."""
     with shop.runtime.database.engine.connect() as connection:
         yield connection
 

@@ -18,13 +18,6 @@ from tests.dispatching import counted_statements
 from tests.integration.enqueue_service import Block, Service, service, written
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
-def shop(request: pytest.FixtureRequest) -> Iterator[Service]:
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgresql_server")
-    with service(url) as shop:
-        yield shop
-
-
 def fail_after_a_call(shop: Service, block: Block, act: Callable[[], object] = lambda: None) -> None:
     """A block that an exception leaves: ``act``'s, or :class:`KeyError`."""
     with block():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,13 +13,6 @@ from sqlalchemy.exc import DBAPIError
 from celery_durable import EnqueueError, collected, using
 from celery_durable.store.operations import Operations
 from tests.integration.enqueue_service import Block, Service, service, written
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
-def shop(request: pytest.FixtureRequest) -> Iterator[Service]:
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgresql_server")
-    with service(url) as shop:
-        yield shop
 
 
 def hide_payloads(shop: Service, connection: Connection) -> None:

@@ -18,13 +18,6 @@ from celery_durable import DuplicateOperationError, Enqueued, EnqueueError, mess
 from tests.integration.enqueue_service import Service, service
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
-def shop(request: pytest.FixtureRequest) -> Iterator[Service]:
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgresql_server")
-    with service(url) as shop:
-        yield shop
-
-
 def test_tuples_and_signatures(shop: Service) -> None:
     calls = [
         ("acme", "wf", 1),

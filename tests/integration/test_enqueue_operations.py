@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,13 +15,6 @@ from sqlalchemy import text
 
 from celery_durable import ConfigurationError, DuplicateOperationError, DurableTask, EnqueueError, using
 from tests.integration.enqueue_service import Service, service
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
-def shop(request: pytest.FixtureRequest) -> Iterator[Service]:
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgresql_server")
-    with service(url) as shop:
-        yield shop
 
 
 def test_a_call_with_an_account_waits_for_a_permit(shop: Service) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import celery_durable
 from celery_durable import ConfigurationError, DuplicateOperationError, EnqueueError, using
 from tests.integration.enqueue_service import Service, service
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgresql)])
-def shop(request: pytest.FixtureRequest) -> Iterator[Service]:
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgresql_server")
-    with service(url) as shop:
-        yield shop
 
 
 def count(shop: Service) -> tuple[int, int, int]:

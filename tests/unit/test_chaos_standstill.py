@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.chaos.checker import Verdict
 from tests.chaos.run import Outcome
-from tests.chaos.stalls import OPERATIONS, Standstill
+from tests.chaos.standstill import OPERATIONS, Standstill
 from tests.chaos.summary import show
 
 QUIET = {"outbox of a": 0, "outbox of the holder": 0}
@@ -59,7 +59,7 @@ def outcome() -> Outcome:
         planned=(),
         seconds=1,
         rested=True,
-        stalled=(),
+        unfinished=(),
         stuck=(),
         rest_s=1,
         operations=1,
@@ -69,12 +69,12 @@ def outcome() -> Outcome:
     )
 
 
-def test_stalls_are_in_the_summary_and_such_a_run_is_not_good(outcome: Outcome) -> None:
+def test_what_does_not_end_is_in_the_summary_and_such_a_run_is_not_good(outcome: Outcome) -> None:
     console = Console(record=True, width=140)
     assert outcome.good
-    stalled = replace(outcome, rested=False, stalled=("a-17",), stuck=("outbox of a",))
-    show(console, stalled)
+    late = replace(outcome, rested=False, unfinished=("a-17",), stuck=("outbox of a",))
+    show(console, late)
     shown = console.export_text()
-    assert "STALLED a-17" in shown
+    assert "UNFINISHED a-17" in shown
     assert "outbox of a" in shown
-    assert not stalled.good
+    assert not late.good
