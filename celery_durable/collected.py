@@ -73,9 +73,9 @@ class Collected:
         if _status(connection) == _INERROR:
             return  # nothing that came after the last savepoint can be kept
         try:
-            # Its statements come back here, and find nothing. More than one could be torn apart by an exception that
-            # leaves the transaction alive: SQLite's errors, a time limit's.
-            is_one_statement = len(calls) == 1 and is_psycopg(connection)
+            # Its statements come back here, and find nothing. Where it is more than one, an exception that leaves the
+            # transaction alive (SQLite's errors, a time limit's) could tear them apart.
+            is_one_statement = is_psycopg(connection)
             with nullcontext() if is_one_statement else connection.begin_nested():
                 self._write(connection, calls)
         except BaseException:

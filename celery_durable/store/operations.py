@@ -194,7 +194,7 @@ class Operations:
                 repeated.append(new.id)
         if not first:
             return []
-        inserted = self._insert_operations(connection, [_operation_row(new) for new in first.values()])
+        inserted = self._insert_new(connection, list(first.values()))
         duplicates = []
         missing = [key for key in first if key not in inserted]
         known = self.digests(connection, missing)
@@ -204,24 +204,20 @@ class Operations:
                 duplicates.append(key)
             elif self.insert(connection, first[key]):  # retention deleted the old row between the two statements
                 duplicates.append(key)
-        rows = [new for key, new in first.items() if key in inserted]
+        return duplicates + repeated
+
+    def _insert_new(self, connection: Connection, batch: Sequence[NewOperation]) -> set[str]:
+        """Inserts those whose ID is not there, in one statement by psycopg. Returns their IDs."""
+        if self._bulk is not None:
+            return self._bulk.insert(connection, [_all_rows(new) for new in batch])
+        inserted = set(connection.scalars(self._insert_returning, [_operation_row(new) for new in batch]))
+        rows = [new for new in batch if new.id in inserted]
         if rows:
-            self._insert_payloads(connection, [_payload_row(new) for new in rows])
+            connection.execute(self._payload, [_payload_row(new) for new in rows])
         wakes = {tuple(_wake_row(new).values()): _wake_row(new) for new in rows if new.account is not None}
         if wakes:
             connection.execute(self._wake, list(wakes.values()))
-        return duplicates + repeated
-
-    def _insert_operations(self, connection: Connection, rows: list[dict[str, Any]]) -> set[str]:
-        if self._bulk is not None:
-            return self._bulk.operations(connection, rows)
-        return set(connection.scalars(self._insert_returning, rows))
-
-    def _insert_payloads(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
-        if self._bulk is not None:
-            self._bulk.payloads(connection, rows)
-        else:
-            connection.execute(self._payload, rows)
+        return inserted
 
     def digests(self, connection: Connection, ids: Sequence[str]) -> dict[str, str]:
         """The digest of task and arguments of those operations that exist."""

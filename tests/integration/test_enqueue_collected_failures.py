@@ -11,7 +11,7 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from celery_durable import EnqueueError, collected, using
-from celery_durable.store.operations import Operations
+from celery_durable.store.operations import NewOperation, Operations, _operation_row
 from tests.integration.enqueue_service import Block, Service, service, written
 
 
@@ -173,16 +173,23 @@ def test_calls_that_were_torn_while_they_were_written_are_written_whole(
     shop: Service, connection: Connection, block: Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A time limit's exception comes between two statements: the next try must not take its own rows for others'."""
-    written_payloads = Operations._insert_payloads
 
-    def torn(self: Operations, connection: Connection, rows: Any) -> None:
-        monkeypatch.setattr(Operations, "_insert_payloads", written_payloads)
+    def torn(*arguments: Any) -> None:
+        monkeypatch.undo()
+        if shop.runtime.database.dialect == "postgresql":
+            insert(*arguments)
+        else:
+            first_statement(*arguments)
         raise SoftTimeLimitExceeded
 
+    def first_statement(self: Operations, connection: Connection, batch: list[NewOperation]) -> None:
+        connection.execute(self._insert_returning, [_operation_row(new) for new in batch])
+
+    insert = Operations._insert_new
     with block():
         shop.charge.delay("acme")
         shop.charge.delay("zeta")
-        monkeypatch.setattr(Operations, "_insert_payloads", torn)
+        monkeypatch.setattr(Operations, "_insert_new", torn)
         with pytest.raises(SoftTimeLimitExceeded):
             connection.execute(text("SELECT 1"))
     connection.commit()
