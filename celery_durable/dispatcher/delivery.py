@@ -34,6 +34,8 @@ BREATH_S = 0.02
 whatever it finds."""
 RECOUNT_S = 0.2
 """How long a count of what was sent to a queue and has not started may be old; what this process sends is added."""
+LOOKS_PUT_OFF_MAX = 3
+"""So many steps in a row send only what was handed over, at most."""
 HANDED_BATCHES_MAX = 50
 """Batches of operations that wait in memory at most; the rest are found in SQL when they are due again."""
 
@@ -62,6 +64,7 @@ class Delivery:
         self._counted: dict[str, tuple[int, float]] = {}
         """By queue: how many were sent and have not started, and until when that is believed (monotonic)."""
         self._look_at_s = 0.0
+        self._looks_put_off = 0
         self._publisher = Publisher(app, deadline_s=settings.publish_deadline_s)
         self._handed: deque[tuple[float, Admitted]] = deque()
         self._handed_max = HANDED_BATCHES_MAX * self._batch_max
@@ -77,7 +80,9 @@ class Delivery:
         """Sends one batch (a :data:`~celery_durable.scheduling.loop.Step`)."""
         handed = self._take_handed()
         pause_s = self._look_at_s - time.monotonic()
-        looks = pause_s <= 0
+        # What was handed over goes first: a look takes as long as all the rest.
+        looks = pause_s <= 0 and (not handed or self._looks_put_off >= LOOKS_PUT_OFF_MAX)
+        self._looks_put_off = 0 if looks else self._looks_put_off + 1
         if not handed and not looks:
             return pause_s
         try:

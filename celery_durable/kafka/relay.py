@@ -75,16 +75,12 @@ class Relay:
         """Sends one batch. As :data:`celery_durable.scheduling.loop.Step`: None, or seconds until a row is due."""
         producer = self._usable_producer()
         self._poll(producer, 0)
-        claimed = self._send_due(producer)
+        self._send_due(producer)
         if self._in_flight and self._broken is None:
             self._poll(producer, REPORT_WAIT_S)
         self._give_up_overdue()
-        settled = self._settle()
-        if self._in_flight:
-            return None
-        if not claimed and not settled:
-            self._look()
-        return max(0.0, self._due_at_s - time.monotonic())
+        self._settle()
+        return None if self._in_flight else max(0.0, self._due_at_s - time.monotonic())
 
     def close(self) -> None:
         """Ends the producer. What Kafka has not acknowledged stays in the outbox."""
@@ -96,11 +92,14 @@ class Relay:
         self._retire("closed")
         self._settle()
 
-    def _send_due(self, producer: Producer) -> bool:
-        """Claims and produces what is due, as far as there is room. True if there was anything."""
+    def _send_due(self, producer: Producer) -> None:
+        """Claims and produces what is due, as far as there is room."""
         room = min(self._batch_max, self._batch_max * _BATCHES_IN_FLIGHT - len(self._in_flight))
         if room <= 0:
-            return False
+            return
+        # On SQLite a claim takes the one lock of all writers, even if it finds nothing.
+        if self._database.dialect == "sqlite" and not self._is_due():
+            return
         hold_ms = self._settings.kafka_publish_deadline_ms + _GRACE_MS
         with self._database.one_write("relay.claim") as connection:
             claimed = rows.claim(connection, self._outbox, limit=room, hold_ms=hold_ms)
@@ -108,14 +107,16 @@ class Relay:
             self._produce(producer, row)
         if len(claimed) == room:
             self._due_at_s = 0.0
-        return bool(claimed)
+        elif not claimed:
+            self._is_due()
 
-    def _look(self) -> None:
+    def _is_due(self) -> bool:
         with self._database.reading() as connection:
             due_ms = rows.due_in_ms(connection, self._outbox)
         # What is due and was not claimed is another relay's, or has become due just now.
         pause_s = float("inf") if due_ms is None else max(LOOK_AGAIN_S, due_ms / 1000)
         self._due_at_s = time.monotonic() + pause_s
+        return due_ms is not None and due_ms <= 0
 
     def _produce(self, producer: Producer, row: Outgoing) -> None:
         self._in_flight[row.no, row.version] = _InFlight(row, time.monotonic())
@@ -176,11 +177,11 @@ class Relay:
         for row in overdue:
             self._failed(row, "no delivery report within kafka_publish_deadline_ms")
 
-    def _settle(self) -> bool:
-        """Writes down what the delivery reports said. True if they said anything."""
+    def _settle(self) -> None:
+        """Writes down what the delivery reports said."""
         sent, not_sent = self._sent, self._not_sent
         if not sent and not not_sent:
-            return False
+            return
         with self._database.one_write("relay.settle") as connection:
             rows.delivered(connection, self._outbox, sent)
             rows.failed(
@@ -193,7 +194,6 @@ class Relay:
         if not_sent:
             self._due_at_s = 0.0
         self._sent, self._not_sent = [], []
-        return True
 
     def _usable_producer(self) -> Producer:
         if self._broken is not None:

@@ -365,7 +365,7 @@ MUTATIONS: dict[str, Mutation] = {
     "count only the newest reply": Mutation(_count_only_the_newest_reply, ("covers", "bound"), seed=1),
     "ignore keeps": Mutation(_ignore_keeps, ("covers", "bound"), seed=134, profile=True),
     "skip the wait for the new epoch": Mutation(
-        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=187, profile=True
+        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=79, profile=True
     ),
     "free on silence": Mutation(_free_on_silence, ("covers", "bound"), seed=11, profile=True),
     "apply an older reply": Mutation(_apply_an_older_reply, ("ack",), seed=6),

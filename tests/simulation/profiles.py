@@ -101,6 +101,12 @@ def _frozen(world: World) -> None:
     world.faults_end_ms += 40_000
 
 
+def _under_leases(world: World) -> None:
+    """The holder's database is lost while services claim under leases, with no message: only they know what is in use."""
+    _contend(world, 2, 24)
+    world.declared, world.durations = {"limit": world.rng.choice((3, 4, 5))}, (500, 6_000)
+
+
 def _contended(world: World) -> None:
     """Three services with much to do each, for one permit: whoever the holder passes over is seen, under faults too."""
     _contend(world, 3, 27)
@@ -146,6 +152,9 @@ _SITUATIONS = {
         at_once=True,
         settles_at=(1, 1),
         settle_ms=300_000,
+    ),
+    19: Profile(
+        "under leases", _under_leases, faults=("holder's database lost",), weather={"slow": 0.5, "slow_ms": 3_000}
     ),
     17: Profile("frozen", _frozen, faults=("freeze",), weather={}),
     14: Profile("ceilings", _ceilings, ceilings=True, faults=("cancel", "crash", "freeze", "limit")),
