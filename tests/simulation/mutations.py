@@ -387,7 +387,7 @@ MUTATIONS: dict[str, Mutation] = {
     "cancel what has ended": Mutation(_cancel_what_has_ended, ("ended stays",), seed=1),
     "delete what runs": Mutation(_delete_what_runs, ("kept",), seed=1),
     "settle without a wake": Mutation(_settle_without_a_wake, ("all ran",)),
-    "never send again": Mutation(_forget_what_is_due, ("all ran",), seed=2),
+    "never send again": Mutation(_forget_what_is_due, ("all ran",), seed=21),
     "keep a dead client's demand": Mutation(_keep_a_dead_clients_demand, ("all ran",), seed=12, profile=True),
     "turns without end": Mutation(_turns_without_end, ("starves",)),
     "serve the first pair": Mutation(_serve_the_first_pair, ("passed over",)),

@@ -102,7 +102,7 @@ def _frozen(world: World) -> None:
 
 
 def _under_leases(world: World) -> None:
-    """The holder's database is lost while services claim under leases, with no message: only they know what is in use."""
+    """The holder's database is lost while services claim under leases, with no message: only they know what is used."""
     _contend(world, 2, 24)
     world.declared, world.durations = {"limit": world.rng.choice((3, 4, 5))}, (500, 6_000)
 
