@@ -110,7 +110,10 @@ class Driver:
             for slot in self.system.slots.values():
                 code = slot.ensure()
                 if code is not None:
-                    history.write(self.system.history, Exited(target=slot.name, code=code))
+                    assert slot.process is not None
+                    critical = [line for line in slot.process.log_tail(500).splitlines() if "CRITICAL" in line]
+                    said = critical[-1] if critical else ""
+                    history.write(self.system.history, Exited(target=slot.name, code=code, said=said))
                     self.say(f"{slot.name} ended by itself with code {code}")
             if time.monotonic() >= time_s:
                 return

@@ -101,6 +101,8 @@ class Exited(Event):
 
     target: str
     code: int
+    said: str = ""
+    """The last critical line of its log."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,6 +189,14 @@ def test_a_body_may_begin_after_its_successor_has_ended_if_it_was_frozen_before(
     assert not scene.check().violations
 
 
+def test_a_worker_that_celery_ends_by_its_own_mistake_is_no_violation(scene: Scene) -> None:
+    said = "[2026-01-01 00:00:00,000: CRITICAL/MainProcess] Unrecoverable error: ValueError('file descriptor is None')"
+    scene.events.append(Exited(target="a-prefork", code=1, time_ns=ns(30), said=said))
+    assert scene.check().violations == []
+    scene.events.append(Exited(target="a-prefork", code=1, time_ns=ns(30), said=said.replace("is None", "is 7")))
+    assert [violation.kind for violation in scene.check().violations] == ["exit"]
+
+
 def test_an_operation_that_was_left_behind_counts_once(scene: Scene) -> None:
     """At limit 1 its own successor is not above the limit; another operation is, until its timeout is over."""
     account = "shared:one~1"

@@ -49,7 +49,7 @@ AUTOCOMMIT = {
     "dispatcher/telling.py Telling.step": "when a mark is due",
     "dispatcher/telling.py Telling._tell_all": "what was claimed",
     "dispatcher/replies.py ReplyReader._load": "the stored offsets",
-    "kafka/relay.py Relay._send_due": "when the next row is due",
+    "kafka/relay.py Relay._is_due": "when the next row is due",
     "monitoring/events.py Events.step": "rows that changed",
     "monitoring/events.py Events._busy": "which workers run something",
     "monitoring/inspect.py ps": "a command that shows",
@@ -88,6 +88,7 @@ SENDS = {
 """Each call that publishes or acknowledges, and which crash points it is between."""
 
 HARMLESS = {
+    "collected.py Collected._before_commit connection.connection.rollback": "in place of a commit that failed",
     "dispatcher/delivery.py Delivery._send self._publisher.publish": "it has the crash points",
     "dispatcher/publisher.py Publisher._send self._producer.publish": "called between the crash points",
     "dispatcher/replies.py ReplyReader.step self._reader.commit": "it has the crash points",
