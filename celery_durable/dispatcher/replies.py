@@ -25,7 +25,7 @@ from celery_durable.store.offsets import OffsetMoved, Position
 
 logger = logging.getLogger(__name__)
 
-READ_S = 0.25
+READ_S = 1.0
 """How long one step waits for a first reply, in seconds."""
 BATCH_MAX = 500
 
@@ -94,7 +94,7 @@ class ReplyReader:
         return True
 
     def step(self) -> float | None:
-        """Waits up to a quarter of a second for replies and applies them.
+        """Waits up to a second for replies and applies them.
 
         Always None, as a :data:`celery_durable.scheduling.loop.Step`: the wait is the pause.
         """

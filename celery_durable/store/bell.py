@@ -22,7 +22,7 @@ from celery_durable.store.sql import NOT_WAITING_FOR_DISK
 Work = Literal["passes", "delivery"]
 """What the commit made: wakes of accounts, or operations to be sent to Celery."""
 RING_EVERY_S = 0.02
-WAIT_S = 0.5
+WAIT_S = 1.0
 """How long :meth:`Listener.wait` waits at most: a loop that is told to end does so within this."""
 _NAME_BYTES_MAX = 63
 _RING = f"SELECT {NOT_WAITING_FOR_DISK}, pg_notify(%s, %s)"

@@ -55,7 +55,7 @@ def test_the_limit_holds_while_the_holders_database_is_rebuilt(real_stack: Stack
     copy = rig.snapshot()
     held = running(billing, 2)
     waiting = [crm.task("work").delay(ACCOUNT) for _ in range(4)]
-    wait_until(lambda: (usage := rig.usage(ACCOUNT)) and usage.waiting == 4, DEADLINE_S, what="crm is known to wait")
+    wait_until(lambda: (usage := rig.usage(ACCOUNT)) and usage.waiting > 0, DEADLINE_S, what="crm is known to wait")
 
     epoch = epochs(holder)[-1]
     for dispatcher in dispatchers:
