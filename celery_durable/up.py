@@ -37,10 +37,10 @@ from celery_durable.supervisor import Supervisor
 if TYPE_CHECKING:
     from celery import Celery
 
-EMBEDDED_FETCH_WAIT_MS = "20"
+EMBEDDED_FETCH_WAIT_MS = "30"
 """The embedded broker never wakes a waiting fetch: a message waits up to this long, and an idle reader asks as often.
 
-Each of holder and dispatcher costs 0.8 % of a core then; at 10 ms it was 1.0 %, at 5 ms 1.6 %.
+At 20 ms each of holder and dispatcher cost 0.8 to 0.9 % of a core, at 10 ms 1.0 %, at 5 ms 1.6 %.
 """
 EMBEDDED_REBALANCE_MS = 3_000
 """librdkafka's ``test.mock`` default for a group's first rebalance."""

@@ -49,7 +49,7 @@ class KafkaSettings(BaseModel):
         ge=1,
         le=10_000,
         description="How long the broker may hold a fetch that finds nothing. "
-        "The embedded broker never wakes one: use 20 there.",
+        "The embedded broker never wakes one: use 30 there.",
     )
     kafka_linger_ms: int = Field(default=1, ge=0, le=1_000, description="How long the producer gathers a batch.")
     kafka_publish_deadline_ms: int = Field(
