@@ -40,13 +40,13 @@ def test_nothing_configured_gives_a_laptop(tmp_path: Path) -> None:
     assert chosen.client == {
         "CELERY_DURABLE_CLIENT_ID": "billing",
         "CELERY_DURABLE_DATABASE_URL": f"sqlite:///{tmp_path}/data/billing.sqlite3",
-        "CELERY_DURABLE_KAFKA_FETCH_WAIT_MAX_MS": "20",
+        "CELERY_DURABLE_KAFKA_FETCH_WAIT_MAX_MS": "30",
         "CELERY_BROKER_URL": f"durable-spool:///{tmp_path}/data/broker",
     }
     assert chosen.holder == {
         "HOLDER_DATABASE_URL": f"sqlite:///{tmp_path}/data/holder.sqlite3",
         "HOLDER_TOPIC_PREFIX": "celery-durable",
-        "HOLDER_KAFKA_FETCH_WAIT_MAX_MS": "20",
+        "HOLDER_KAFKA_FETCH_WAIT_MAX_MS": "30",
     }
     assert chosen.embedded_kafka
     assert chosen.migrates_client
