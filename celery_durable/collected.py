@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, TwoPhaseTransaction, event
 
 from celery_durable.errors import EnqueueError
+from celery_durable.store.operations import BATCH_BYTES, BATCH_ROWS, NewOperation
 from celery_durable.store.sql import is_psycopg
 
-if TYPE_CHECKING:
-    from celery_durable.store.operations import NewOperation
-
-BATCH_ROWS = 1_000
-BATCH_BYTES = 4_000_000
-"""A batch ends at so many rows, or bytes of bodies: that bounds memory."""
-
-Write: TypeAlias = "Callable[[Connection, list[NewOperation]], None]"
+Write: TypeAlias = Callable[[Connection, list[NewOperation]], None]
 
 _ACTIVE, _INTRANS, _INERROR, _UNKNOWN = 1, 2, 3, 4
 """libpq's ``PQTRANS_ACTIVE``, and so on."""
@@ -125,7 +119,7 @@ _of: WeakKeyDictionary[Connection, Collected] = WeakKeyDictionary()
 
 
 def collect(connection: Connection, service: object, new: NewOperation, write: Write) -> bool:
-    """Adds a call. False: its transaction is none that could end only where a listener hears of it, so insert it now.
+    """Adds a call. False: its transaction could end without a listener hearing of it, so insert it now.
 
     Such are autocommit, one that has failed or is not begun, two-phase commit, and drivers that do not say.
 

@@ -11,11 +11,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from celery_durable import transactions
-from celery_durable.collected import BATCH_BYTES, BATCH_ROWS
 from celery_durable.declaration import Declaration, Resolved
 from celery_durable.errors import DuplicateOperationError, EnqueueError
 from celery_durable.runtime import Runtime, runtime_of
-from celery_durable.store.operations import NewOperation, statements, statements_for
+from celery_durable.store.operations import BATCH_BYTES, BATCH_ROWS, NewOperation, statements, statements_for
 from celery_durable.worker import left_over
 
 if TYPE_CHECKING:

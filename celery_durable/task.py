@@ -12,11 +12,11 @@ from celery import Task, shared_task
 from kombu.utils.uuid import uuid
 
 from celery_durable import enqueue, message, results, spool
-from celery_durable.collected import BATCH_ROWS
 from celery_durable.declaration import OPTIONS, Declaration, check_options, declare, signature_of
 from celery_durable.errors import ConfigurationError, EnqueueError
 from celery_durable.pattern import Patterns
 from celery_durable.results import DurableAsyncResult, durable_backend
+from celery_durable.store.operations import BATCH_ROWS
 from celery_durable.worker import boot
 from celery_durable.worker.retry import is_retry, stage_retry
 from celery_durable.worker.seam import WorkerSeam

@@ -59,9 +59,8 @@ def using(target: Target) -> Iterator[None]:
 
     The first call is written at once. Later ones that no ``task_id`` was given for are written together: before any
     other statement that SQLAlchemy executes on the connection, before its commit, at the latest when the block ends.
-    What only the database can refuse is told there. Commit and roll back by SQLAlchemy: the
-    driver's own ``commit()`` and ``rollback()`` do not know of them, so what waited then is part of the transaction
-    that the block's end begins.
+    What only the database can refuse is told there. Commit and roll back by SQLAlchemy: the driver's own ``commit()``
+    and ``rollback()`` do not know of them, so what waited then is part of the transaction that the block's end begins.
 
     :param target: a SQLAlchemy ``Session``, ``scoped_session`` or ``Connection`` on the service's own database.
     :raises EnqueueError: it is something else; or, at the end, as a call.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from celery_durable.permits.messages import Declared, LimitMirror
+from celery_durable.permits.state import short_json
 
 
 class Entry(NamedTuple):
@@ -20,7 +21,6 @@ class Entry(NamedTuple):
 
 
 NOTHING = Entry(0, 0)
-_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _ROW_MIN = 5
 """What is in the row of every pair."""
 
@@ -269,7 +269,7 @@ class AccountState:
         ):
             if value is not None:
                 document[key] = value
-        return _to_json(document)
+        return short_json(document)
 
     @classmethod
     def from_json(cls, text: str) -> AccountState:

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import Celery
 from kombu import Queue
-from sqlalchemy import Row, event, func, insert, select, text, update
+from sqlalchemy import Connection, Row, event, func, insert, select, text, update
 
 from celery_durable.dispatcher.delivery import BREATH_S, Delivery
 from celery_durable.dispatcher.failures import together_or_one_by_one
@@ -293,3 +293,14 @@ def noted_statements(database: Database, note: Callable[..., None]) -> Iterator[
     finally:
         for engine in engines:
             event.remove(engine, "before_cursor_execute", note)
+
+
+def noted_commits(database: Database) -> list[str]:
+    """What ``synchronous_commit`` is as each of its transactions commits, from now on."""
+    said: list[str] = []
+
+    def note(connection: Connection) -> None:
+        said.append(connection.exec_driver_sql("SHOW synchronous_commit").scalar_one())
+
+    event.listen(database.engine, "commit", note)
+    return said

@@ -81,6 +81,7 @@ class Dispatcher:
         self._pace_s = settings.poll_min_ms / 1000
         self._delivery = Delivery(app, runtime, on_wakes=self._wake_passes)
         self._relay = Relay(runtime.database, runtime.tables.outbox, settings, batch_max=settings.relay_batch_max)
+        # Each is for one thread.
         passes, of_replies = (Passes(runtime, hand_over=self._hand_over, on_staged=self._wake_relay) for _ in range(2))
         self._replies = ReplyReader(runtime, of_replies)
         recovery = Recovery(app, runtime, on_wakes=self._wake_passes, on_admitted=self._wake_delivery)

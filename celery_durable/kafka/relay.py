@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 REPORT_WAIT_S = 0.05
 """How long one step waits for a delivery report, in seconds: rows that become due meanwhile wait as long at most."""
 LOOK_AGAIN_S = 0.1
+"""Pause after a look that found something due which could not be claimed, in seconds."""
 CLOSE_S = 1.0
 """How long :meth:`Relay.close` waits for delivery reports, in seconds."""
 _GRACE_MS = 5_000

@@ -3,8 +3,8 @@
 PostgreSQL's ``NOTIFY`` takes a lock of the whole database until its transaction has ended. So it is never part of a
 transaction that does anything else: it rings after the commit, waits for no disk, and at most every
 :data:`RING_EVERY_S` seconds for each kind of work in a process, since a dispatcher that was rung looks often for
-longer than that. What no ring tells is found by the poll (design, section 7: wake-ups are hints).
-SQLite has no such thing.
+longer than that. What no ring tells is found by the poll (design, section 7: wake-ups are hints). SQLite has no such
+thing.
 """
 
 from __future__ import annotations

@@ -52,6 +52,11 @@ Cancelled = Literal["cancelled", "requested", "ended", "unknown"]
 ``unknown``: there is no such operation."""
 
 
+BATCH_ROWS = 1_000
+BATCH_BYTES = 4_000_000
+"""A batch of new operations ends at so many rows, or bytes of bodies: that bounds memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOperation:
     """One operation to insert. Its state follows from it: an ETA makes it ``scheduled``, else an account ``queued``,

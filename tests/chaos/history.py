@@ -61,7 +61,7 @@ class Ended(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Settled(Event):
-    """A worker's settle of a body's own outcome was committed. A body that was stopped as lost settles no such."""
+    """A worker's settle of a body's own outcome was committed. A body that was stopped as lost has none."""
 
     operation: str
     token: str

@@ -102,3 +102,11 @@ def written(shop: Service, connection: Connection) -> int:
     [number] = cursor.fetchone()
     cursor.close()
     return int(number)
+
+
+def fail_after_a_call(shop: Service, block: Block, act: Callable[[], object] = lambda: None) -> None:
+    """A block that an exception leaves: ``act``'s, or :class:`KeyError`."""
+    with block():
+        shop.plain.delay()
+        act()
+        raise KeyError

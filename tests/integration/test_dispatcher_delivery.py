@@ -15,10 +15,10 @@ import redis
 from amqp.exceptions import ChannelError
 from celery import Celery
 from kombu import Exchange, Producer, Queue
-from sqlalchemy import Connection, event, update
+from sqlalchemy import update
 
 from celery_durable.dispatcher.publisher import BrokerUnavailable
-from tests.dispatching import Service, received, steps
+from tests.dispatching import Service, noted_commits, received, steps
 from tests.harness import within
 
 
@@ -74,13 +74,8 @@ def test_sends_the_message_as_celery_made_it(service: Service, app: Celery, queu
 
 def test_a_claim_waits_for_no_disk(postgresql: Service, app: Celery, queue: str) -> None:
     """Taken back by a crash of the server, it is due still: a second message of it is dropped (rule 8)."""
-    said: list[str] = []
-
-    def note(connection: Connection) -> None:
-        said.append(connection.exec_driver_sql("SHOW synchronous_commit").scalar_one())
-
     postgresql.add("op", account=None, state="admitted", due_at=1, queue=queue, wakes=False)
-    event.listen(postgresql.database.engine, "commit", note)
+    said = noted_commits(postgresql.database)
     steps(postgresql.delivery(app).step)
     assert len(received(app, queue)) == 1
     assert said == ["off"]

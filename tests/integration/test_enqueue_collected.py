@@ -15,15 +15,7 @@ from sqlalchemy.orm import Session
 import celery_durable
 from celery_durable import collected, using
 from tests.dispatching import counted_statements
-from tests.integration.enqueue_service import Block, Service, service, written
-
-
-def fail_after_a_call(shop: Service, block: Block, act: Callable[[], object] = lambda: None) -> None:
-    """A block that an exception leaves: ``act``'s, or :class:`KeyError`."""
-    with block():
-        shop.plain.delay()
-        act()
-        raise KeyError
+from tests.integration.enqueue_service import Block, Service, fail_after_a_call, service, written
 
 
 def test_a_hundred_calls_cost_few_statements(shop: Service, connection: Connection) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,20 +11,12 @@ from sqlalchemy.exc import DBAPIError
 
 from celery_durable import EnqueueError, collected, using
 from celery_durable.store.operations import NewOperation, Operations, _operation_row
-from tests.integration.enqueue_service import Block, Service, service, written
+from tests.integration.enqueue_service import Block, Service, fail_after_a_call, service, written
 
 
 def hide_payloads(shop: Service, connection: Connection) -> None:
     """No operation can be written any more in this transaction, and SQLAlchemy knows nothing of it."""
     connection.connection.cursor().execute(f"ALTER TABLE {shop.tables.payloads.name} RENAME TO away")
-
-
-def fail_after_a_call(shop: Service, block: Block, act: Callable[[], object] = lambda: None) -> None:
-    """A block that an exception leaves: ``act``'s, or :class:`KeyError`."""
-    with block():
-        shop.plain.delay()
-        act()
-        raise KeyError
 
 
 @pytest.mark.postgresql

@@ -36,7 +36,7 @@ def test_the_statements_of_a_pass_do_not_grow_with_accounts_or_groups(postgresql
     )
     one, many = statements(names[:1]), statements(names)
     assert one == many
-    assert many <= 14, "begin, savepoints, lock, wakes, clock, counts, admission and the account rows"
+    assert many <= 14, "begin, lock, what is read, admission, the account rows, the counter and the reports"
 
 
 def test_a_pass_reads_no_more_rows_however_many_wait(postgresql: Service) -> None:

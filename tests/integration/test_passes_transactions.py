@@ -6,13 +6,12 @@ import json
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Connection, event
 
 from celery_durable.kafka import throttle
 from celery_durable.permits.messages import Declared, ReplyGroup
 from celery_durable.store import outbox
 from celery_durable.store.accounts import wake_declaring
-from tests.dispatching import Service
+from tests.dispatching import Service, noted_commits
 
 
 def test_a_rollback_leaves_everything_as_it_was(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +128,7 @@ def test_a_restored_database_voids_what_it_was_given(service: Service) -> None:
 
 def test_only_a_pass_that_tells_nobody_waits_for_no_disk(postgresql: Service) -> None:
     """What a report says, and that a reply was read, is on the disk before anybody hears of it."""
-    service, said = postgresql, []
-
-    def note(connection: Connection) -> None:
-        said.append(connection.exec_driver_sql("SHOW synchronous_commit").scalar_one())
+    service, said = postgresql, noted_commits(postgresql.database)
 
     def committed(act: Callable[[], object]) -> list[str]:
         said.clear()
@@ -140,7 +136,6 @@ def test_only_a_pass_that_tells_nobody_waits_for_no_disk(postgresql: Service) ->
         return list(said)
 
     passes = service.passes()
-    event.listen(service.database.engine, "commit", note)
     service.add("first")
     assert committed(passes.step) == ["on"], "it reports"
     service.sent()
