@@ -38,7 +38,11 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--task", default="bench.noop", help="bench.limit5 or bench.limit1 with --accounts")
     parser.add_argument("--accounts", type=int, default=0)
     parser.add_argument("--services", type=int, default=1)
+    parser.add_argument("--concurrency", type=int, default=2, help="of each service's worker")
+    parser.add_argument("--pool", default="prefork")
+    parser.add_argument("--callers", type=int, default=1, help="processes that call each service")
     parser.add_argument("--calls", type=int, default=6_000)
+    parser.add_argument("--unwatched", action="store_true", help="without py-spy: CPU times and statements only")
     parser.add_argument("--top", type=int, default=12, help="functions to show")
     arguments = parser.parse_args(words)
     with ExitStack() as handles:
@@ -47,10 +51,21 @@ def main(words: Sequence[str]) -> int:
         statements = handles.enter_context(psycopg.connect(servers.postgresql.replace("+psycopg", ""), autocommit=True))
         statements.execute("CREATE EXTENSION pg_stat_statements")
         running = handles.enter_context(
-            durable.running(servers, services=arguments.services, task=arguments.task, accounts=arguments.accounts)
+            durable.running(
+                servers,
+                services=arguments.services,
+                concurrency=arguments.concurrency,
+                pool=arguments.pool,
+                callers=arguments.callers,
+                task=arguments.task,
+                accounts=arguments.accounts,
+            )
         )
         complete(running, WARM_UP)
-        watched = {process.label: _watch(process.pid, folder / process.label) for process in running.processes}
+        watched = {
+            process.label: _watch(process.pid, folder / process.label)
+            for process in ([] if arguments.unwatched else running.processes)
+        }
         before, senders = _cpu_s(running), _reaped_s()
         statements.execute("SELECT pg_stat_statements_reset()")
         answers, finished_ns = complete(running, arguments.calls)

@@ -1,20 +1,23 @@
 """Functions of the benchmarks in processes of their own, so that no contender carries another one's modules or threads.
 
 ``python -m benchmarks.setting.child module:function JSON`` calls the function with the JSON's fields and prints what it
-returns as JSON, on the last line.
+returns as JSON, on the last line. With ``--gated`` the function's :func:`gate` waits for :func:`start_together`.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from tests.harness import REPOSITORY
 
 TIMEOUT_S = 600.0
+_GATED = "--gated"
 
 
 class Failed(Exception):
@@ -27,13 +30,44 @@ def command(function: str, **fields: Any) -> list[str]:
 
 
 class Child:
-    """A call under way in a process of its own."""
+    """A call under way in a process of its own.
 
-    def __init__(self, function: str, **fields: Any) -> None:
+    :param gated: it goes on beyond its :func:`gate` when :meth:`go` is called.
+    """
+
+    def __init__(self, function: str, *, gated: bool = False, **fields: Any) -> None:
         self._function = function
         self._process = subprocess.Popen(
-            command(function, **fields), cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command(function, **fields), *([_GATED] if gated else [])],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
+
+    def until_at_gate(self) -> None:
+        """Waits until it has come to its gate.
+
+        :raises Failed: it failed, or is late.
+        """
+        output = self._process.stdout
+        if output is None or not select.select([output], [], [], TIMEOUT_S)[0]:
+            self.kill()
+            raise Failed(f"{self._function}: not within {TIMEOUT_S:g} s at its gate")
+        if not output.readline():
+            self.result()
+
+    def go(self) -> None:
+        """Opens the gate."""
+        if self._process.stdin is not None:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
 
     def check(self) -> None:
         """:raises Failed: it ended with an error."""
@@ -59,6 +93,27 @@ class Child:
         """Ends it at once."""
         self._process.kill()
         self._process.communicate()
+
+
+def start_together(children: Sequence[Child]) -> list[Child]:
+    """Opens the gates of gated children when all have come to theirs. Returns them."""
+    try:
+        for child in children:
+            child.until_at_gate()
+    except Failed:
+        for child in children:
+            child.kill()
+        raise
+    for child in children:
+        child.go()
+    return list(children)
+
+
+def gate() -> None:
+    """The child's side: waits for the others, if it was started gated."""
+    if _GATED in sys.argv:
+        print(flush=True)
+        sys.stdin.readline()
 
 
 def call(function: str, **fields: Any) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from benchmarks.setting.tally import Tally
 from tests.services import ServerProcess
 
 POLL_S = 0.005
+CALLERS = 4
+"""Processes that call at once, as a web server's do: one alone would wait for the disk most of the time."""
 WARM_UP = 200
 
 
@@ -35,7 +37,7 @@ class Running(ABC):
 
     @abstractmethod
     def send(self, count: int) -> list[Child]:
-        """Starts to send ``count`` calls in all, one at a time, from one process for each service.
+        """Starts to send ``count`` calls in all, one at a time, from one or several processes for each service.
 
         A child answers ``began_ns`` (after its first call, which opens connections), ``ended_ns``, how many calls it
         ``timed``, and the CPU time that it had spent before (``start_cpu_ns``).
@@ -71,6 +73,12 @@ class Running(ABC):
                     f"not within {deadline_s:g} s: {what} ({self.bodies} bodies, {self.ended()} ended)\n{logs}"
                 )
             time.sleep(POLL_S)
+
+
+def shares(count: int, callers: int) -> list[int]:
+    """How many calls each caller makes."""
+    share, rest = divmod(count, callers)
+    return [share + (number < rest) for number in range(callers)]
 
 
 def complete(running: Running, count: int) -> tuple[list[dict[str, int]], int]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.setting.child import Child
-from benchmarks.setting.running import Running
+from benchmarks.setting.child import Child, start_together
+from benchmarks.setting.running import Running, shares
 from benchmarks.setting.servers import Servers
 from benchmarks.setting.tally import Tally
 from benchmarks.systems.durable_app import tally_path
@@ -53,30 +53,37 @@ def start_worker(service: Service, concurrency: int, pool: str = "prefork") -> P
 
 
 class Durable(Running):
-    """Some services. Each is sent its share of the calls by a process of its own.
+    """Some services. Each is sent its share of the calls by ``callers`` processes of its own.
 
     :param sender: what sends, of :mod:`benchmarks.systems.durable_send`. :param fields: its further parameters, which
         may be changed from one sending to the next.
     """
 
     def __init__(
-        self, services: Sequence[Service], processes: Sequence[Process], sender: str = "send", **fields: Any
+        self,
+        services: Sequence[Service],
+        processes: Sequence[Process],
+        sender: str = "send",
+        callers: int = 1,
+        **fields: Any,
     ) -> None:
         super().__init__([Tally(tally_path(service.records_file)) for service in services], processes)
         self.processes = list(processes)
         self.services = list(services)
         self._sender = f"benchmarks.systems.durable_send:{sender}"
+        self._callers = callers
         self.fields = fields
         self._connections = [
             psycopg.connect(service.database_url.replace("+psycopg", ""), autocommit=True) for service in services
         ]
 
     def send(self, count: int) -> list[Child]:
-        share, rest = divmod(count, len(self.services))
-        return [
-            Child(self._sender, app=app_of(service), count=share + (number < rest), **self.fields)
-            for number, service in enumerate(self.services)
+        callers = [service for service in self.services for _ in range(self._callers)]
+        children = [
+            Child(self._sender, gated=True, app=app_of(service), count=share, **self.fields)
+            for service, share in zip(callers, shares(count, len(callers)), strict=True)
         ]
+        return start_together(children)
 
     def ended(self) -> int:
         return sum(self.succeeded(number) for number in range(len(self.services)))
@@ -114,6 +121,7 @@ def running(
     concurrency: int = 2,
     pool: str = "prefork",
     sender: str = "send",
+    callers: int = 1,
     **fields: Any,
 ) -> Iterator[Durable]:
     """So many services, each with a dispatcher and a worker, under one holder; parameters as of :class:`Durable`."""
@@ -122,7 +130,7 @@ def running(
         made = [new_service(stack, f"service{number}") for number in range(services)]
         for service in made:
             processes += [service.dispatcher(), start_worker(service, concurrency, pool)]
-        system = Durable(made, processes, sender, **fields)
+        system = Durable(made, processes, sender, callers, **fields)
         try:
             yield system
         finally:

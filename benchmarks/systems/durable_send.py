@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import text
 
 import celery_durable
+from benchmarks.setting.child import gate
 from benchmarks.setting.tally import Tally
 from benchmarks.systems.durable_app import make_app, tally_path
 from benchmarks.systems.sending import account, paced, steady, timed
@@ -45,6 +46,7 @@ def send_many(app: dict[str, Any], task: str, count: int, accounts: int = 0) -> 
         return (account(number, accounts),) if accounts else (number,)
 
     function.enqueue_many([call(0)])
+    gate()
     cpu_ns, began_ns = time.process_time_ns(), time.monotonic_ns()
     function.enqueue_many(call(number) for number in range(1, count))
     return {
@@ -58,6 +60,7 @@ def send_many(app: dict[str, Any], task: str, count: int, accounts: int = 0) -> 
 def send_work(app: dict[str, Any], count: int, account: str, duration_s: float) -> dict[str, int]:
     """``count`` calls of one account that each take ``duration_s``, in one ``enqueue_many``."""
     function = make_app(**app).tasks["bench.work1"]
+    gate()
     cpu_ns, began_ns = time.process_time_ns(), time.monotonic_ns()
     function.enqueue_many((account, duration_s) for _ in range(count))
     return {

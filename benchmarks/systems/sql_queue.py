@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import psycopg
 
-from benchmarks.setting.child import Child
-from benchmarks.setting.running import Running
+from benchmarks.setting.child import Child, start_together
+from benchmarks.setting.running import CALLERS, Running, shares
 from benchmarks.setting.tally import Tally
 from tests.harness import Process
 
@@ -31,7 +31,12 @@ class SqlQueue(Running):
         self._connection = psycopg.connect(url, autocommit=True)
 
     def send(self, count: int) -> list[Child]:
-        return [Child(self.SENDER, url=self._url, count=count, accounts=self._accounts)]
+        return start_together(
+            [
+                Child(self.SENDER, gated=True, url=self._url, count=share, accounts=self._accounts)
+                for share in shares(count, CALLERS)
+            ]
+        )
 
     def ended(self) -> int:
         row = self._connection.execute(self.ENDED.encode()).fetchone()

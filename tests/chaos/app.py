@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ STURDY_QUEUE = "sturdy"
 REQUEUE_COUNTDOWN_S = 3.0
 """Longer than the services' ``requeue_after_s``."""
 _SLICE_S = 0.05
+_ABORTED = "aborted"
 
 
 def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records: str) -> Celery:
@@ -38,26 +38,33 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
     app.conf.task_routes = {"chaos.die": {"queue": STURDY_QUEUE}}
     path = Path(records)
 
-    @contextmanager
-    def recorded(task: Any, account: str, group: str) -> Iterator[None]:
+    def recorded(task: Any, account: str, group: str, body: Callable[[], str]) -> str:
         names = {"operation": task.request.id, "token": task.run_token}
         attempt = int(getattr(task.request, ATTEMPT_HEADER))
         history.write(
             path,
             history.Started(**names, attempt=attempt, service=name, account=account, group=group, pid=os.getpid()),
         )
-        how = "returned"
+        how = _ABORTED
         try:
-            yield
+            token = body()
+            how = "returned"
+            return token
         except BaseException as error:
             how = _how(error)
             raise
         finally:
-            history.write(path, history.Ended(**names, how=how))
+            try:
+                history.write(path, history.Ended(**names, how=how))
+            except SoftTimeLimitExceeded:
+                # The attempt is told to stop as its body ends: on threads that is raised wherever it is.
+                history.write(path, history.Ended(**names, how=_ABORTED))
+                raise
 
     def run(self: Any, plan: str, duration_s: float, account: str, group: str) -> str:
         """Works for ``duration_s`` and ends as the plan says; returns the run's token."""
-        with recorded(self, account, group):
+
+        def body() -> str:
             until = time.monotonic() + duration_s
             while time.monotonic() < until:
                 time.sleep(_SLICE_S)
@@ -70,8 +77,9 @@ def make_app(name: str, broker: dict[str, Any], durable: dict[str, Any], records
             if plan == "die":
                 history.write(path, history.Ended(operation=self.request.id, token=self.run_token, how="died"))
                 os.kill(os.getpid(), signal.SIGKILL)
-        token: str = self.run_token
-        return token
+            return str(self.run_token)
+
+        return recorded(self, account, group, body)
 
     def limit(plan: str, duration_s: float, account: str, group: str) -> int:
         return limit_of(account)
@@ -125,7 +133,7 @@ def _how(error: BaseException) -> str:
     if isinstance(error, Retry):
         return "retry"
     if isinstance(error, SoftTimeLimitExceeded):
-        return "aborted"
+        return _ABORTED
     return "failed" if isinstance(error, ValueError) else f"raised {type(error).__name__}"
 
 

@@ -24,12 +24,17 @@ class Run:
     ended: Ended | None = None
     settled: bool = False
     """Whether its outcome was committed under its own token: nothing may make it again then."""
-    alive_ns: int = 0
-    """When the last heartbeat that succeeded was begun."""
+    beats_ns: list[int] = field(default_factory=list)
+    """When each heartbeat that succeeded was begun, in order; the first is the start itself, or the body."""
     killed_ns: int | None = None
     killed_by: str | None = None
     frozen: list[tuple[float, float]] = field(default_factory=list)
     """From when to when its process was stopped."""
+
+    @property
+    def alive_ns(self) -> int:
+        """When the last heartbeat that succeeded was begun."""
+        return self.beats_ns[-1]
 
     @property
     def over_ns(self) -> float:
@@ -49,7 +54,7 @@ def runs_of(events: Iterable[Event]) -> dict[str, list[Run]]:
     beats: dict[str, list[int]] = defaultdict(list)
     for event in events:
         if isinstance(event, Started):
-            runs[event.token] = Run(event, event.time_ns, alive_ns=event.time_ns)
+            runs[event.token] = Run(event, event.time_ns, beats_ns=[event.time_ns])
         elif isinstance(event, Ended) and event.token in runs:
             runs[event.token].ended = event
         elif isinstance(event, Settled) and event.token in runs:
@@ -59,7 +64,8 @@ def runs_of(events: Iterable[Event]) -> dict[str, list[Run]]:
     for token, run in runs.items():
         # The first is the start itself, and before the body.
         if beats[token]:
-            run.begun_ns, run.alive_ns = min(run.begun_ns, *beats[token]), max(beats[token])
+            run.beats_ns = sorted(beats[token])
+            run.begun_ns = min(run.begun_ns, run.beats_ns[0])
     _mark_faults(list(runs.values()), events)
     found: dict[str, list[Run]] = defaultdict(list)
     # By attempt: a body that was frozen before it began may begin after its successor.

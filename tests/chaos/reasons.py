@@ -8,6 +8,8 @@ broker, Kafka, dispatchers and holders explain nothing: an attempt that has begu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import inf
 
 from tests.chaos.bodies import DIES, Run, fault_spans
 from tests.chaos.history import NANOSECONDS, Event, Stall
@@ -15,6 +17,9 @@ from tests.chaos.history import NANOSECONDS, Event, Stall
 POSTGRESQL_RESTART = "postgresql-restart"
 STALL = "a stall of the machine or its database"
 FREEZE = "freeze"
+LATE = 0.85
+"""An attempt stops itself when nine tenths of its timeout are over without a heartbeat (a little less, as the history
+has the times). One may still succeed at the same moment."""
 MOST = 0.5
 """Of a heartbeat timeout. Who could renew for as long does so: a heartbeat is due after a fifth."""
 
@@ -63,12 +68,22 @@ class Reasons:
         ]
 
     def _covered(self, run: Run, spans: Iterable[Span]) -> float:
-        """For how long of the timeout after the run's last heartbeat one of the spans hindered another, in ns."""
-        covered, until_ns = 0.0, float(run.alive_ns)
-        silent_ns = run.alive_ns + self._timeout_ns
+        """For how long, in ns, of the timeout after the run's last heartbeat in time one of the spans hindered another."""
+        alive_ns = self._alive_ns(run)
+        covered, until_ns = 0.0, float(alive_ns)
+        silent_ns = alive_ns + self._timeout_ns
         for begin_ns, end_ns in sorted(spans):
             length_ns = min(end_ns, silent_ns) - max(begin_ns, until_ns)
             if length_ns > 0:
                 covered += length_ns
                 until_ns = end_ns
         return covered
+
+    def _alive_ns(self, run: Run) -> float:
+        """The run's last heartbeat before it was to stop: a later one renewed nobody."""
+        if run.ended is not None and run.ended.how == "aborted":
+            late_ns = LATE * self._timeout_ns
+            for beat_ns, next_ns in pairwise([*run.beats_ns, inf]):
+                if min(next_ns, run.ended.time_ns) - beat_ns >= late_ns:
+                    return beat_ns
+        return run.alive_ns

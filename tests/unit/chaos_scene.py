@@ -67,6 +67,9 @@ class Scene:
     def only_beat(self, token: str, at: float) -> None:
         """The run's last heartbeat, and its first."""
         self.events = [event for event in self.events if not (isinstance(event, Beat) and event.token == token)]
+        self.beat(token, at)
+
+    def beat(self, token: str, at: float) -> None:
         self.events.append(Beat(operation=token.rpartition("-")[0], token=token, time_ns=ns(at)))
 
     def settle(self, token: str, at: float) -> None:

@@ -59,6 +59,12 @@ def ran_twice_and_was_frozen_before_its_last_heartbeat(scene: Scene) -> None:
     scene.only_beat("again-1", 25)
 
 
+def ran_twice_and_was_beaten_until_it_was_aborted(scene: Scene) -> None:
+    scene.operation("again", (20, 23.7, "aborted"), (25, 26, "returned"), pids=(5, 6))
+    scene.fault("worker-freeze", 20.2, 22.9, pids=(5,))
+    scene.beat("again-1", 22.901)
+
+
 def ran_twice_and_was_frozen_after_its_timeout(scene: Scene) -> None:
     scene.operation("again", (20, 33, "aborted"), (27, 28, "returned"), pids=(5, 6))
     scene.fault("worker-freeze", 24.1, 32.9, pids=(5,))
@@ -111,6 +117,7 @@ def one_fault_and_two_repeats(scene: Scene) -> None:
         ran_twice_and_was_killed_after_it_had_settled,
         ran_twice_and_was_frozen_for_a_moment,
         ran_twice_and_was_frozen_before_its_last_heartbeat,
+        ran_twice_and_was_beaten_until_it_was_aborted,
         ran_twice_and_was_frozen_after_its_timeout,
         ran_twice_and_another_process_was_frozen,
         ran_twice_and_the_database_was_away_for_a_moment,
@@ -139,6 +146,9 @@ def test_what_faults_explain_is_no_violation(scene: Scene) -> None:
     scene.operation("hindered twice", (90, 93.6, "aborted"), (95, 96, "returned"), pids=(18, 19))
     scene.fault("worker-child-freeze", 90.1, 91.5, pids=(18,))
     scene.events.append(Stall(what="a database", service="a", lasted_s=1.5, time_ns=ns(92.6)))
+    scene.operation("beaten too late", (100, 103.7, "aborted"), (104, 105, "returned"), pids=(20, 21))
+    scene.fault("worker-child-freeze", 100.2, 103.7, pids=(20,))
+    scene.beat("beaten too late-1", 103.701)
     scene.operation("beside", (80, None, ""), (85, 86, "returned"), pids=(15, 16))
     scene.operation("murderer", (80, 81, "died"), (82, 83, "died"), plan="die", pids=(15, 17))
     scene.events.append(Exited(target="a-dispatcher", code=2, time_ns=ns(66)))
@@ -147,7 +157,7 @@ def test_what_faults_explain_is_no_violation(scene: Scene) -> None:
     assert verdict.explained == {
         "worker-kill": 1,
         "worker-child-kill": 1,
-        FREEZE: 1,
+        FREEZE: 2,
         POSTGRESQL_RESTART: 1,
         STALL: 2,
         DIES: 1,

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from benchmarks.setting.child import Child, Failed, call
-from benchmarks.setting.running import Running, complete, end_to_end
+from benchmarks.setting.child import Child, Failed, call, start_together
+from benchmarks.setting.running import Running, complete, end_to_end, shares
 from benchmarks.setting.tally import Tally
 
 
@@ -77,3 +77,24 @@ def test_too_little_is_none_and_ends_the_senders(
 def test_a_child_that_fails_fails_the_measurement() -> None:
     with pytest.raises(Failed, match=r"benchmarks.report.figures:median ended with 1:(?s:.)*no values"):
         call("benchmarks.report.figures:median", values=[])
+
+
+def test_every_call_is_made_by_one_of_the_callers() -> None:
+    assert shares(10, 4) == [3, 3, 2, 2]
+    assert shares(2, 3) == [1, 1, 0]
+
+
+def test_callers_begin_together() -> None:
+    late, early = (
+        Child("tests.unit.benchmarks.gated:timed_after", gated=True, pause_s=pause_s, count=3) for pause_s in (0.5, 0.0)
+    )
+    answers = [child.result() for child in start_together([late, early])]
+    assert min(answer["began_ns"] for answer in answers) > max(answer["first_ns"] for answer in answers)
+
+
+def test_a_caller_that_fails_before_it_begins_ends_the_others() -> None:
+    well = Child("tests.unit.benchmarks.gated:timed_after", gated=True, pause_s=0.0, count=3)
+    broken = Child("benchmarks.report.figures:median", gated=True, values=[])
+    with pytest.raises(Failed, match="no values"):
+        start_together([well, broken])
+    assert not well.alive
