@@ -68,7 +68,7 @@ class Reasons:
         ]
 
     def _covered(self, run: Run, spans: Iterable[Span]) -> float:
-        """For how long, in ns, of the timeout after the run's last heartbeat in time one of the spans hindered another."""
+        """For how many ns of the timeout after the last heartbeat in time one of the spans hindered another."""
         alive_ns = self._alive_ns(run)
         covered, until_ns = 0.0, float(alive_ns)
         silent_ns = alive_ns + self._timeout_ns
