@@ -6,7 +6,7 @@ import logging
 import threading
 
 from celery_durable.kafka.relay import Relay
-from celery_durable.scheduling.loop import Loop, stop_all
+from celery_durable.scheduling.loop import Loop, quick_turns, stop_all
 from celery_durable.scheduling.signals import signals_set
 from celery_durable.store.database import Database
 from celery_durable.store.migrate import check
@@ -76,7 +76,7 @@ def run(settings: HolderSettings, *, stop: threading.Event | None = None) -> int
     tables = store.build_tables(settings.table_prefix, settings.database_schema)
     check(database, tables, HOLDER)
     ended = stop or threading.Event()
-    with signals_set(ended):
+    with signals_set(ended), quick_turns():
         holder = Holder(database, tables, settings)
         holder.start()
         logger.info("holder started: group %s, topic %s", settings.group_id, settings.accounts_topic)

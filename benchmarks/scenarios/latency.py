@@ -46,7 +46,7 @@ def _idle(bench: Bench) -> Iterator[Contenders]:
     }
 
 
-class _Relay:
+class Relay:
     """Two services that hand one account's only permit to each other."""
 
     def __init__(self, running: durable.Durable) -> None:
@@ -55,10 +55,15 @@ class _Relay:
         self._round = 0
         self._seen_ns = [0, 0]
 
+    @property
+    def from_number(self) -> int:
+        """Which service held the permit first in the present round."""
+        return self._round % 2
+
     def pass_on(self) -> float:
         """One service holds the permit, the other waits; ms from the end of the one's body to the other's start."""
         self._round += 1
-        holds, waits = self._round % 2, (self._round + 1) % 2
+        holds, waits = self.from_number, (self._round + 1) % 2
         self._tasks[holds].delay("tenant:one", self._round)
         self._until_started(holds)
         self._tasks[waits].delay("tenant:one", self._round)
@@ -81,7 +86,7 @@ class _Relay:
 def _release(bench: Bench) -> Iterator[Contenders]:
     def measure() -> Figures:
         with durable.running(bench.servers, services=2, concurrency=1) as running:
-            relay = _Relay(running)
+            relay = Relay(running)
             for _ in range(3):
                 relay.pass_on()
             return _figures([relay.pass_on() for _ in range(bench.count(ROUNDS, least=5))])

@@ -91,7 +91,8 @@ class Delivery:
                 sent = self._sent(connection, Counter(one.queue for _, one in handed), loads)
             again = self._again(loads) if looks else {}
             due = [load for load in loads if load.queue in again or self._has_new(load, sent)]
-            if looks:
+            # Where nothing at all was under way the next hint tells of something new: it is not to wait.
+            if loads:
                 self._look_at_s = time.monotonic() + BREATH_S
             if not handed and not due:
                 return min((self._next_s(load) for load in loads), default=float("inf"))

@@ -18,7 +18,7 @@ from celery_durable.errors import ConfigurationError
 from celery_durable.kafka.relay import Relay
 from celery_durable.monitoring import events
 from celery_durable.runtime import Runtime, runtime_of
-from celery_durable.scheduling.loop import Loop, Step, stop_all
+from celery_durable.scheduling.loop import Loop, Step, quick_turns, stop_all
 from celery_durable.scheduling.signals import signals_set
 from celery_durable.store import migrate
 from celery_durable.store.admission import Admitted
@@ -45,7 +45,7 @@ def run(app: Celery, *, stop: threading.Event | None = None) -> int:
     _check(runtime)
     stop = threading.Event() if stop is None else stop
     dispatcher = Dispatcher(app, runtime)
-    with signals_set(stop):
+    with signals_set(stop), quick_turns():
         dispatcher.start()
         logger.info("dispatcher of %s: started", runtime.settings.client_id)
         stop.wait()
@@ -60,6 +60,8 @@ UNHINTED_PAUSE_MAX_S = 5.0
 """Longest pause of a loop that the watch hints: its own look is the net for a watch that fails."""
 BUSY_MIN = 50
 """From so many operations on that were sent and have not started, workers are busy for longer than ``BREATH_S``."""
+REST, REST_MAX_S = 2.0, 0.1
+"""A pass of several accounts is followed by a rest of so many times as long as it took."""
 AWAKE_S = 5 * RING_EVERY_S
 """So long after it was rung or found something new the watch looks every ``poll_min_ms``."""
 
@@ -85,9 +87,13 @@ class Dispatcher:
         passes, of_replies = (Passes(runtime, hand_over=self._hand_over, on_staged=self._wake_relay) for _ in range(2))
         self._replies = ReplyReader(runtime, of_replies)
         recovery = Recovery(app, runtime, on_wakes=self._wake_passes, on_admitted=self._wake_delivery)
+
+        def rest_s(took_s: float) -> float:
+            return rest_after_s(took_s, accounts=passes.accounts_done, under_way=self._delivery.under_way)
+
         self._passes_loop = self._loop(
             "passes",
-            _first(self._replies.check_restored, _paced(passes.step, self._workers_are_busy)),
+            _first(self._replies.check_restored, _paced(passes.step, rest_s)),
         )
         self._delivery_loop = self._loop("delivery", self._delivery.step)
         self._relay_loop = self._loop("relay", self._relay.step)
@@ -178,9 +184,6 @@ class Dispatcher:
                 self._look_at_s = now_s + self._pace_s
             self._watch_loop.wake()
 
-    def _workers_are_busy(self) -> bool:
-        return self._delivery.under_way >= BUSY_MIN
-
     def _hand_over(self, admitted: Sequence[Admitted]) -> None:
         if admitted:
             self._delivery.hand_over(admitted)
@@ -194,6 +197,16 @@ class Dispatcher:
 
     def _wake_relay(self) -> None:
         self._relay_loop.wake()
+
+
+def rest_after_s(took_s: float, *, accounts: int, under_way: int) -> float:
+    """How long passes rest after one that took so long: where much happens at once, the next one does more of it and
+    costs hardly more. One account by itself, and workers that may have nothing to do, are not kept waiting.
+
+    :param accounts: that it brought up to date. :param under_way: operations that were sent and have not started.
+    """
+    busy_s = BREATH_S if under_way >= BUSY_MIN else 0.0
+    return max(busy_s, min(REST_MAX_S, REST * took_s)) if accounts > 1 else busy_s
 
 
 def _first(once: Callable[[], object], step: Step) -> Step:
@@ -211,9 +224,11 @@ def _first(once: Callable[[], object], step: Step) -> Step:
     return stepped
 
 
-def _paced(step: Step, is_busy: Callable[[], bool]) -> Step:
-    """The step, and a pause after each time that it did work while workers are busy: the next one then does more at
-    once, and nobody waits for it."""
+def _paced(step: Step, rest_s: Callable[[float], float]) -> Step:
+    """The step, and a rest after each time that it did work.
+
+    :param rest_s: from how long the step took.
+    """
     again_at_s = 0.0
 
     def stepped() -> float | None:
@@ -221,9 +236,11 @@ def _paced(step: Step, is_busy: Callable[[], bool]) -> Step:
         pause_s = again_at_s - time.monotonic()
         if pause_s > 0:
             return pause_s
+        began_s = time.monotonic()
         due_s = step()
-        if due_s is None and is_busy():
-            again_at_s = time.monotonic() + BREATH_S
+        if due_s is None:
+            now_s = time.monotonic()
+            again_at_s = now_s + rest_s(now_s - began_s)
         return due_s
 
     return stepped

@@ -92,6 +92,8 @@ class Passes:
         )
         self._admission = Admission(runtime.tables, runtime.database.dialect, Resends.of(runtime.settings))
         self._after = ""
+        self.accounts_done = 0
+        """How many accounts the newest step has brought up to date."""
         self._failures = Failures()
         self._other_databases = Throttled(logger)
 
@@ -123,6 +125,7 @@ class Passes:
                 return self._bring_up_to_date(transaction, chosen, {}, one_by_one=one_by_one)
 
         batch = together_or_one_by_one(in_one_transaction)
+        self.accounts_done = batch.done
         self._committed(batch)
         self._failures.note(chosen, batch.failed)
         return None if batch.done else CONTENTION_PAUSE_S

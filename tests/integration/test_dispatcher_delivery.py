@@ -17,8 +17,9 @@ from celery import Celery
 from kombu import Exchange, Producer, Queue
 from sqlalchemy import update
 
+from celery_durable.dispatcher.delivery import BREATH_S
 from celery_durable.dispatcher.publisher import BrokerUnavailable
-from tests.dispatching import Service, noted_commits, received, steps
+from tests.dispatching import Service, counted_statements, noted_commits, received, steps
 from tests.harness import within
 
 
@@ -70,6 +71,28 @@ def test_sends_the_message_as_celery_made_it(service: Service, app: Celery, queu
     row = service.row("op")
     assert (row.state, row.sends) == ("admitted", 1)
     assert row.due_at > row.enqueued_at + 4_000
+
+
+def test_what_a_hint_tells_after_a_look_that_found_nothing_is_sent_at_once(
+    service: Service, app: Celery, queue: str
+) -> None:
+    """An idle service's look must not make the call wait that comes just after it."""
+    delivery = service.delivery(app)
+    assert delivery.step() == float("inf")
+    service.add("op", account=None, state="admitted", due_at=1, queue=queue, wakes=False)
+    assert delivery.step() is None
+    assert len(received(app, queue)) == 1
+
+
+def test_looks_that_find_something_are_not_made_at_once_again(service: Service, app: Celery, queue: str) -> None:
+    delivery = service.delivery(app)
+    service.add("op", account=None, state="admitted", due_at=1, queue=queue, wakes=False)
+    assert delivery.step() is None
+    with counted_statements(service.database) as statements:
+        pause_s = delivery.step()
+    assert not statements
+    assert pause_s is not None
+    assert 0 < pause_s <= BREATH_S
 
 
 def test_a_claim_waits_for_no_disk(postgresql: Service, app: Celery, queue: str) -> None:

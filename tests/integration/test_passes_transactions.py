@@ -37,6 +37,17 @@ def test_a_rollback_leaves_everything_as_it_was(service: Service, monkeypatch: p
     assert service.ids("admitted") == ["op"]
 
 
+def test_a_step_tells_how_many_accounts_it_did(service: Service) -> None:
+    passes = service.passes()
+    service.add("one")
+    service.add("other", account="zeta")
+    assert passes.step() is None
+    assert passes.accounts_done == 2
+    service.add("two")
+    assert passes.step() is None
+    assert passes.accounts_done == 1
+
+
 def test_a_newer_report_survives_the_acknowledgement_of_the_older(service: Service) -> None:
     """B3."""
     service.add("first")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
-from celery_durable.scheduling.loop import ERROR_PAUSE_MIN_S, Loop, stop_all
+from celery_durable.scheduling.loop import ERROR_PAUSE_MIN_S, SWITCH_S, Loop, quick_turns, stop_all
 
 IDLE = float("inf")
 DEADLINE_S = 20
@@ -141,3 +142,10 @@ def test_a_step_that_exits_does_not_end_the_loop() -> None:
     loop = looped(step)
     assert again.wait(DEADLINE_S)
     assert stop_all([loop], DEADLINE_S) == []
+
+
+def test_threads_take_quick_turns_only_while_a_process_is_one_of_ours() -> None:
+    before_s = sys.getswitchinterval()
+    with quick_turns():
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    assert sys.getswitchinterval() == before_s
