@@ -9,14 +9,14 @@ from contextlib import AbstractContextManager
 from benchmarks.report.goals import NO_RESULTS, OURS, REDIS_RESULTS
 from benchmarks.report.record import Figures
 from benchmarks.scenario import Bench, Contender, Contenders, Scenario
-from benchmarks.setting.running import WARM_UP, Running, end_to_end
+from benchmarks.setting.running import CALLERS, WARM_UP, Running, end_to_end
 from benchmarks.systems import celery_plain, dbos_queue, durable, procrastinate_jobs
 
 CALLS, ACCOUNTS = 3_000, 20
 WHAT = (
-    "Workers up, warm and waiting; one process calls in a loop, one call at a time; calls a second from the first call "
-    "to the last success that the system itself has recorded (`sent_rate`: to the last call). `cpu_us_per_call`: CPU "
-    "time of all processes together, servers included, in µs a call."
+    f"Workers up, warm and waiting; {CALLERS} processes call in a loop, one call at a time each, from one moment on; "
+    "calls a second from then to the last success that the system itself has recorded (`sent_rate`: to the last call). "
+    "`cpu_us_per_call`: CPU time of all processes together, servers included, in µs a call."
 )
 
 
@@ -34,7 +34,7 @@ def _contender(
 def _no_account(bench: Bench) -> Iterator[Contenders]:
     servers = bench.servers
     yield {
-        OURS: _contender(bench, lambda: durable.running(servers, task="bench.noop"), durable.SETTINGS),
+        OURS: _contender(bench, lambda: durable.running(servers, task="bench.noop", callers=CALLERS), durable.SETTINGS),
         NO_RESULTS: _contender(bench, lambda: celery_plain.running(servers, results=False), celery_plain.SETTINGS),
         REDIS_RESULTS: _contender(bench, lambda: celery_plain.running(servers, results=True), celery_plain.SETTINGS),
         "Celery, Redis results, acks_late": _contender(
@@ -55,10 +55,14 @@ def _limit_5(bench: Bench) -> Iterator[Contenders]:
     limited = dbos_queue.limited(5)
     yield {
         OURS: _contender(
-            bench, lambda: durable.running(servers, task="bench.limit5", accounts=ACCOUNTS), durable.SETTINGS
+            bench,
+            lambda: durable.running(servers, task="bench.limit5", accounts=ACCOUNTS, callers=CALLERS),
+            durable.SETTINGS,
         ),
         "no account": _contender(
-            bench, lambda: durable.running(servers, task="bench.noop"), "celery-durable without an account"
+            bench,
+            lambda: durable.running(servers, task="bench.noop", callers=CALLERS),
+            "celery-durable without an account",
         ),
         "DBOS": _contender(
             bench,
@@ -76,8 +80,10 @@ def _limit_1(bench: Bench) -> Iterator[Contenders]:
     yield {
         OURS: _contender(
             bench,
-            lambda: durable.running(servers, task="bench.limit1", accounts=ACCOUNTS, services=2, concurrency=1),
-            "two services with a worker process each; otherwise as end-to-end",
+            lambda: durable.running(
+                servers, task="bench.limit1", accounts=ACCOUNTS, services=2, concurrency=1, callers=CALLERS // 2
+            ),
+            f"two services with a worker process and {CALLERS // 2} callers each; otherwise as end-to-end",
             calls=calls,
         ),
         "Procrastinate": _contender(
@@ -94,7 +100,7 @@ SCENARIOS = (
     Scenario("accounts-limit-5", f"20 accounts in turn, limit 5 each. {WHAT}", _limit_5, quick=(OURS, "no account")),
     Scenario(
         "accounts-limit-1",
-        "20 accounts in turn, limit 1 each, two services that both want all of them, each with a caller of its own. "
+        "20 accounts in turn, limit 1 each, two services that both want all of them, each with callers of its own. "
         f"{WHAT}",
         _limit_1,
     ),
