@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.report.comparison import aligned
 from benchmarks.report.figures import median
 from benchmarks.scenarios.latency import Relay
+from benchmarks.setting.child import Failed
 from benchmarks.setting.servers import Servers
 from benchmarks.systems import durable
 
@@ -70,11 +71,21 @@ def main(words: Sequence[str]) -> int:
             steps = steps_ms(_read(file), _labels(running, relay.from_number))
             if number >= WARM_UP and steps is not None:
                 spans.append(steps)
+    if not spans:
+        raise Failed("no round passed all the points of a hand-over")
     total = median([sum(one) for one in spans])
     rows = [
         (f"{median([one[number] for one in spans]):.1f}", what, who) for number, (who, _, what) in enumerate(PATH[1:])
     ]
-    print(aligned([("ms", "what", "process"), *rows, (f"{total:.1f}", f"in all, of {len(spans)} rounds", "")]))
+    print(
+        aligned(
+            [
+                ("ms", "what", "process"),
+                *rows,
+                (f"{total:.1f}", f"in all; {len(spans)} of {rounds} rounds passed all points", ""),
+            ]
+        )
+    )
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from tests.harness import REPOSITORY
 
 TIMEOUT_S = 600.0
-_GATED = "--gated"
+_GATED, _AT_GATE = "--gated", "at the gate\n"
 
 
 class Failed(Exception):
@@ -55,8 +55,10 @@ class Child:
         if output is None or not select.select([output], [], [], TIMEOUT_S)[0]:
             self.kill()
             raise Failed(f"{self._function}: not within {TIMEOUT_S:g} s at its gate")
-        if not output.readline():
+        line = output.readline()
+        if line != _AT_GATE:
             self.result()
+            raise Failed(f"{self._function}: it has no gate")
 
     def go(self) -> None:
         """Opens the gate."""
@@ -100,20 +102,21 @@ def start_together(children: Sequence[Child]) -> list[Child]:
     try:
         for child in children:
             child.until_at_gate()
-    except Failed:
+        for child in children:
+            child.go()
+    except BaseException:
         for child in children:
             child.kill()
         raise
-    for child in children:
-        child.go()
     return list(children)
 
 
 def gate() -> None:
     """The child's side: waits for the others, if it was started gated."""
     if _GATED in sys.argv:
-        print(flush=True)
-        sys.stdin.readline()
+        print(_AT_GATE, end="", flush=True)
+        if not sys.stdin.readline():
+            raise SystemExit("nobody has opened the gate")
 
 
 def call(function: str, **fields: Any) -> dict[str, Any]:

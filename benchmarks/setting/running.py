@@ -17,7 +17,7 @@ from tests.services import ServerProcess
 
 POLL_S = 0.005
 CALLERS = 4
-"""Processes that call at once, as a web server's do: one alone would wait for the disk most of the time."""
+"""Processes that call at once, as a web server's do: one alone waits for its answer most of the time."""
 WARM_UP = 200
 
 
@@ -76,7 +76,8 @@ class Running(ABC):
 
 
 def shares(count: int, callers: int) -> list[int]:
-    """How many calls each caller makes."""
+    """How many calls each caller makes: at least two, or fewer callers call."""
+    callers = max(1, min(callers, count // 2))
     share, rest = divmod(count, callers)
     return [share + (number < rest) for number in range(callers)]
 

@@ -81,7 +81,7 @@ class Durable(Running):
         callers = [service for service in self.services for _ in range(self._callers)]
         children = [
             Child(self._sender, gated=True, app=app_of(service), count=share, **self.fields)
-            for service, share in zip(callers, shares(count, len(callers)), strict=True)
+            for service, share in zip(callers, shares(count, len(callers)), strict=False)
         ]
         return start_together(children)
 

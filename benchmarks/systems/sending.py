@@ -28,11 +28,15 @@ def timed(send: Callable[[int], object], count: int) -> dict[str, int]:
 def steady(send: Callable[[int], object], count: int, interval_s: float, seed: str) -> dict[str, int]:
     """Calls ``send`` with 0 to ``count`` - 1, one every ``interval_s``, a quarter of it early or late, not in step."""
     pauses = random.Random(seed)
-    began_s = time.monotonic()
+    began_s: float | None = None
 
     def one(number: int) -> None:
-        due_s = began_s + interval_s * (number + pauses.uniform(-0.25, 0.25))
-        time.sleep(max(0.0, due_s - time.monotonic()))
+        nonlocal began_s
+        if number and began_s is None:  # all callers have come so far
+            began_s = time.monotonic() - interval_s * (number - 1)
+        if began_s is not None:
+            due_s = began_s + interval_s * (number + pauses.uniform(-0.25, 0.25))
+            time.sleep(max(0.0, due_s - time.monotonic()))
         send(number)
 
     return timed(one, count)

@@ -60,8 +60,6 @@ UNHINTED_PAUSE_MAX_S = 5.0
 """Longest pause of a loop that the watch hints: its own look is the net for a watch that fails."""
 BUSY_MIN = 50
 """From so many operations on that were sent and have not started, workers are busy for longer than ``BREATH_S``."""
-REST, REST_MAX_S = 2.0, 0.1
-"""A pass of several accounts is followed by a rest of so many times as long as it took."""
 AWAKE_S = 5 * RING_EVERY_S
 """So long after it was rung or found something new the watch looks every ``poll_min_ms``."""
 
@@ -89,7 +87,7 @@ class Dispatcher:
         recovery = Recovery(app, runtime, on_wakes=self._wake_passes, on_admitted=self._wake_delivery)
 
         def rest_s(took_s: float) -> float:
-            return rest_after_s(took_s, accounts=passes.accounts_done, under_way=self._delivery.under_way)
+            return max(passes.rest_s(took_s), BREATH_S if self._delivery.under_way >= BUSY_MIN else 0.0)
 
         self._passes_loop = self._loop(
             "passes",
@@ -197,16 +195,6 @@ class Dispatcher:
 
     def _wake_relay(self) -> None:
         self._relay_loop.wake()
-
-
-def rest_after_s(took_s: float, *, accounts: int, under_way: int) -> float:
-    """How long passes rest after one that took so long: where much happens at once, the next one does more of it and
-    costs hardly more. One account by itself, and workers that may have nothing to do, are not kept waiting.
-
-    :param accounts: that it brought up to date. :param under_way: operations that were sent and have not started.
-    """
-    busy_s = BREATH_S if under_way >= BUSY_MIN else 0.0
-    return max(busy_s, min(REST_MAX_S, REST * took_s)) if accounts > 1 else busy_s
 
 
 def _first(once: Callable[[], object], step: Step) -> Step:

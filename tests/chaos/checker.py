@@ -202,6 +202,7 @@ class _Check:
         extra = len(runs) - len(PLANS[enqueued.plan].ends)
         if extra <= 0:
             return
+        self._verdict.looked["again"] += 1
         reasons = [reason for run, later in itertools.pairwise(runs) if (reason := self._reasons.explain(run, later))]
         self._verdict.explained.update(reasons[:extra])
         if len(reasons) < extra:

@@ -8,8 +8,6 @@ broker, Kafka, dispatchers and holders explain nothing: an attempt that has begu
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from math import inf
 
 from tests.chaos.bodies import DIES, Run, fault_spans
 from tests.chaos.history import NANOSECONDS, Event, Stall
@@ -20,6 +18,7 @@ FREEZE = "freeze"
 LATE = 0.85
 """An attempt stops itself when nine tenths of its timeout are over without a heartbeat (a little less, as the history
 has the times). One may still succeed at the same moment."""
+SAME_MOMENT = 0.1
 MOST = 0.5
 """Of a heartbeat timeout. Who could renew for as long does so: a heartbeat is due after a fifth."""
 
@@ -80,10 +79,10 @@ class Reasons:
         return covered
 
     def _alive_ns(self, run: Run) -> float:
-        """The run's last heartbeat before it was to stop: a later one renewed nobody."""
-        if run.ended is not None and run.ended.how == "aborted":
-            late_ns = LATE * self._timeout_ns
-            for beat_ns, next_ns in pairwise([*run.beats_ns, inf]):
-                if min(next_ns, run.ended.time_ns) - beat_ns >= late_ns:
-                    return beat_ns
-        return run.alive_ns
+        """The run's last heartbeat before it was to stop: one that came as it stopped itself was not heeded."""
+        if run.ended is None or run.ended.how != "aborted" or len(run.beats_ns) < 2:
+            return run.alive_ns
+        heeded_ns, last_ns = run.beats_ns[-2:]
+        stopped_ns = heeded_ns + LATE * self._timeout_ns
+        came_late = stopped_ns <= last_ns and run.ended.time_ns <= last_ns + SAME_MOMENT * self._timeout_ns
+        return heeded_ns if came_late and stopped_ns <= run.ended.time_ns else last_ns

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_durable.dispatcher.passes import REST, REST_MAX_S
 from celery_durable.kafka import throttle
 from celery_durable.permits.messages import Declared, ReplyGroup
 from celery_durable.store import outbox
@@ -37,15 +38,19 @@ def test_a_rollback_leaves_everything_as_it_was(service: Service, monkeypatch: p
     assert service.ids("admitted") == ["op"]
 
 
-def test_a_step_tells_how_many_accounts_it_did(service: Service) -> None:
+def test_passes_rest_after_several_accounts_where_no_more_wait(database_url: str) -> None:
+    service = Service(database_url, pass_accounts_max=3)
     passes = service.passes()
-    service.add("one")
-    service.add("other", account="zeta")
+    for names, rests in ((["one"], False), (["one", "two"], True), (["one", "two", "three"], False)):
+        for name in names:
+            service.add(f"{name}-{len(names)}", account=name)
+        assert passes.step() is None
+        assert passes.rest_s(0.01) == (REST * 0.01 if rests else 0.0), names
+    service.add("last", account="one")
+    service.add("other", account="two")
     assert passes.step() is None
-    assert passes.accounts_done == 2
-    service.add("two")
-    assert passes.step() is None
-    assert passes.accounts_done == 1
+    assert passes.rest_s(60.0) == REST_MAX_S
+    service.close()
 
 
 def test_a_newer_report_survives_the_acknowledgement_of_the_older(service: Service) -> None:

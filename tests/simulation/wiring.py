@@ -232,7 +232,7 @@ def simulated() -> Iterator[None]:
         put(main, "AWAKE_S", 0.0)
         # Pauses that let work gather are for what it costs: here each is one event more.
         put(main, "BREATH_S", 0.0)
-        put(main, "REST", 0.0)
+        put(passes, "REST", 0.0)
         put(delivery, "BREATH_S", 0.0)
         put(main, "UNHINTED_PAUSE_MAX_S", 10.0)
         put(replies, "READ_S", 5.0)

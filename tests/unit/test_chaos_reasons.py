@@ -56,7 +56,15 @@ def ran_twice_and_was_frozen_for_a_moment(scene: Scene) -> None:
 def ran_twice_and_was_frozen_before_its_last_heartbeat(scene: Scene) -> None:
     scene.operation("again", (20, 29, "aborted"), (30, 31, "returned"), pids=(5, 6))
     scene.fault("worker-freeze", 20.5, 24, pids=(5,))
-    scene.only_beat("again-1", 25)
+    scene.beat("again-1", 24.01)
+    scene.beat("again-1", 25)
+
+
+def ran_twice_and_was_frozen_long_before_it_was_aborted(scene: Scene) -> None:
+    scene.operation("again", (20, 40, "aborted"), (41, 42, "returned"), pids=(5, 6))
+    scene.fault("worker-freeze", 20.1, 23.5, pids=(5,))
+    for tenth in range(235, 400, 8):
+        scene.beat("again-1", tenth / 10)
 
 
 def ran_twice_and_was_beaten_until_it_was_aborted(scene: Scene) -> None:
@@ -117,6 +125,7 @@ def one_fault_and_two_repeats(scene: Scene) -> None:
         ran_twice_and_was_killed_after_it_had_settled,
         ran_twice_and_was_frozen_for_a_moment,
         ran_twice_and_was_frozen_before_its_last_heartbeat,
+        ran_twice_and_was_frozen_long_before_it_was_aborted,
         ran_twice_and_was_beaten_until_it_was_aborted,
         ran_twice_and_was_frozen_after_its_timeout,
         ran_twice_and_another_process_was_frozen,

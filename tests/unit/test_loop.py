@@ -144,8 +144,12 @@ def test_a_step_that_exits_does_not_end_the_loop() -> None:
     assert stop_all([loop], DEADLINE_S) == []
 
 
-def test_threads_take_quick_turns_only_while_a_process_is_one_of_ours() -> None:
+def test_threads_take_quick_turns_until_the_last_that_wants_them_leaves() -> None:
     before_s = sys.getswitchinterval()
-    with quick_turns():
-        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    first, second = quick_turns(), quick_turns()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    second.__exit__(None, None, None)
     assert sys.getswitchinterval() == before_s

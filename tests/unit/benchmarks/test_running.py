@@ -81,7 +81,8 @@ def test_a_child_that_fails_fails_the_measurement() -> None:
 
 def test_every_call_is_made_by_one_of_the_callers() -> None:
     assert shares(10, 4) == [3, 3, 2, 2]
-    assert shares(2, 3) == [1, 1, 0]
+    assert shares(5, 4) == [3, 2]
+    assert shares(1, 4) == [1]
 
 
 def test_callers_begin_together() -> None:

@@ -219,3 +219,24 @@ def test_what_a_relay_writes_waits_for_no_disk(concurrent: tuple[Database, Table
         assert connection.scalar(setting) == "off"
     with database.transaction() as connection:
         assert connection.scalar(setting) == "on", "of no other transaction"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_row_that_was_replaced_while_it_was_sent_is_told_at_its_newest_version(
+    database: Database, table: Table, order: int
+) -> None:
+    """Both its versions may be reported at once: the newest one was sent, or was not."""
+    for key in ("one", "other"):
+        stage(database, table, report(key))
+    older = claim(database, table)
+    stage(database, table, report("one", b"2"))
+    newer = claim(database, table)
+    assert [row.version for row in newer] == [2]
+    both = [*older, *newer][::order]
+    with database.transaction() as connection:
+        outbox.failed(connection, table, both, retry_min_ms=1, retry_max_ms=1)
+    with database.reading() as connection:
+        assert connection.execute(select(table.c.failures)).scalars().all() == [1, 1]
+    with database.transaction() as connection:
+        assert outbox.delivered(connection, table, both) == 2
+    assert bodies(database, table) == []
