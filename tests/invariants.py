@@ -115,6 +115,10 @@ class Invariants:
         """An attempt after the first, or one that is made twice, has a cause in the record of the one before."""
         self._check("caused", cause is not None, f"attempt {attempt} of {operation} ran without a cause")
 
+    def told(self, operation: str, state: str, told: str | None) -> None:
+        """What ended is told to the app's own result backend, as it ended."""
+        self._check("told", told == state, f"{operation} is {state}, and the result backend knows {told}")
+
     def right_end(self, operation: str, state: str, holds: bool) -> None:
         """An operation succeeds or fails as its body did, fails for too many losses, or is cancelled as was asked."""
         self._check("right end", holds, f"{operation} is {state} without a reason")

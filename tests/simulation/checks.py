@@ -29,6 +29,7 @@ ALL_CHECKS = (
     *("bound", "group bound", "level", "ceiling", "covers", "ack", "seq", "version", "epoch", "offset", "attempt"),
     *("fenced", "read once", "at its version", "noticed", "one body", "ended stays", "kept", "all ran", "quiescence"),
     *("rows", "starves", "passed over", "overdue", "right end", "over", "bodies", "group bodies", "caused"),
+    "told",
 )
 """What the simulation looks at. Each has a mutation that turns it red, and a run that looked at nothing fails."""
 

@@ -1,7 +1,8 @@
 """Virtual time, and the patches that put it and the seed's random numbers in place of what production code uses.
 
-The database's clock is one for all: it is right, as the rules say. A process's monotonic clock runs at a rate of its
-own. Whatever would sleep or wait for a socket only adds to :attr:`Clock.slept_s` of the step at hand.
+Each database has a clock of its own, which may be a month off; within one it is right, as the rules say. A process's
+monotonic clock runs at a rate of its own. Whatever would sleep or wait for a socket only adds to
+:attr:`Clock.slept_s` of the step at hand.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def use(clock: Clock, rng: random.Random) -> None:
 
 
 def sql_now_ms() -> int:
-    """The database's clock."""
+    """The clock of a database that is right."""
     return _Current.clock.now_ms
 
 

@@ -43,7 +43,9 @@ class Slot:
 
     def __init__(self, tables: TableSet, migrations: Migrations) -> None:
         self.raw = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=1_024)
-        self.raw.create_function("simulated_now_ms", 0, sql_now_ms)
+        self.skew_ms = 0
+        """How much its clock is ahead of virtual time."""
+        self.raw.create_function("simulated_now_ms", 0, lambda: sql_now_ms() + self.skew_ms)
         self.engine = create_engine(
             "sqlite://",
             creator=lambda: self.raw,
@@ -60,8 +62,19 @@ class Slot:
         self.autocommit_engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         for engine in (self.engine, self.autocommit_engine):
             engine._connection_cls = self._connection_class()  # type: ignore[misc]
-        migrate(SimulatedDatabase(self), tables, migrations=migrations)
+        self._tables, self._migrations = tables, migrations
+        migrate(SimulatedDatabase(self), tables, to=migrations.revisions[0], migrations=migrations)
+        self._oldest = self.raw.serialize()
+        self.migrate()
         self.template = self.raw.serialize()
+
+    def load_oldest(self) -> None:
+        """Replaces everything by the empty tables of the first revision."""
+        self.load(self._oldest)
+
+    def migrate(self) -> None:
+        """Brings the tables up to date."""
+        migrate(SimulatedDatabase(self), self._tables, migrations=self._migrations)
 
     def load(self, content: bytes | None = None) -> None:
         """Replaces everything by a backup, or by the empty template."""

@@ -325,6 +325,10 @@ def _believe_nothing_is_given_back() -> AbstractContextManager[Any]:
     return _everywhere("keep", lambda _pair, _keeps: False)
 
 
+def _leave_no_mark_of_an_end() -> AbstractContextManager[Any]:
+    return patch.object(Attempt, "marks", lambda _attempt, _state: False)
+
+
 def _leave_idle_rows() -> AbstractContextManager[Any]:
     return patch.object(Accounts, "delete", lambda *_: None)
 
@@ -382,8 +386,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "settle without token": Mutation(_settle_without_token, ("fenced",), seed=17, profile=True),
     "start what runs": Mutation(_start_what_runs, ("fenced",), seed=1),
-    "trust a database that went back": Mutation(_trust_a_database_that_went_back, ("noticed",), seed=88),
-    "send without commit": Mutation(_send_without_commit, ("one body",), seed=8),
+    "trust a database that went back": Mutation(_trust_a_database_that_went_back, ("noticed",), seed=106),
+    "send without commit": Mutation(_send_without_commit, ("one body",), seed=82),
     "cancel what has ended": Mutation(_cancel_what_has_ended, ("ended stays",), seed=1),
     "delete what runs": Mutation(_delete_what_runs, ("kept",), seed=1),
     "settle without a wake": Mutation(_settle_without_a_wake, ("all ran",)),
@@ -391,7 +395,7 @@ MUTATIONS: dict[str, Mutation] = {
     "keep a dead client's demand": Mutation(_keep_a_dead_clients_demand, ("all ran",), seed=12, profile=True),
     "turns without end": Mutation(_turns_without_end, ("starves",)),
     "serve the first pair": Mutation(_serve_the_first_pair, ("passed over",)),
-    "believe that nothing is given back": Mutation(_believe_nothing_is_given_back, ("quiescence",), seed=21),
+    "believe that nothing is given back": Mutation(_believe_nothing_is_given_back, ("quiescence",), seed=38),
     "give by the highest limit": Mutation(_give_by_the_highest_limit, ("over",), seed=2),
     "take what still beats": Mutation(_take_what_still_beats, ("overdue",), seed=7),
     "fail what was lost once": Mutation(_fail_what_was_lost_once, ("right end",), seed=4),
@@ -399,6 +403,7 @@ MUTATIONS: dict[str, Mutation] = {
     "settle before the body ends, in groups": Mutation(
         partial(_settle_before_the_body_ends, in_groups=True), ("group bodies",), seed=1, profile=True
     ),
+    "leave no mark of an end": Mutation(_leave_no_mark_of_an_end, ("told",)),
     "run what runs": Mutation(_run_what_runs, ("caused", "bodies"), seed=4),
     "repeat what succeeded": Mutation(_repeat_what_succeeded, ("caused",)),
     "leave idle rows": Mutation(_leave_idle_rows, ("rows",)),

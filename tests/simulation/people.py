@@ -109,6 +109,13 @@ class People:
                 holds = client.unknown or any(held(pair) for pair in client.pairs.values())
                 if client.incarnation != incarnations.get(name) and holds and not client.forfeited:
                     self.forfeit(account, name)
+        for account, state in list(checks.holder.states.items()):
+            if state.waits_for_epoch and checks.holder.phase == "ready" and world.draw_impatience():
+                for service in world.services:
+                    client = state.clients.get(service.client_id)
+                    if client is not None and client.unknown:
+                        checks.except_service(service, account, Lax((state.epoch, 0)))
+                world.operator.go(account)
         world.at(OPERATOR_LOOKS_MS, self.operate)
 
     def settle(self) -> None:

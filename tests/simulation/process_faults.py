@@ -89,10 +89,9 @@ class ProcessFaults:
         """Whoever runs a process starts another in its place."""
         delay_ms = self.rng.choice((10, 500, 4_000))
         if isinstance(process, Worker):
-            for body in process.bodies:
-                if self.rng.random() < 0.5:
-                    attempt = body.attempt
-                    process.service.redeliver_later(attempt.id, attempt.generation, attempt.attempt)
+            again = [body.attempt for body in process.bodies if self.rng.random() < 0.5]
+            for attempt in (*again, *process.unacknowledged):
+                process.service.redeliver_later(attempt.id, attempt.generation, attempt.attempt)
         self.world.at(delay_ms, lambda: self._restart(process))
 
     def _restart(self, process: Process) -> None:

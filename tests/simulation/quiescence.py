@@ -30,7 +30,7 @@ def check(checks: Checks) -> None:
         f"{service.name} {table}"
         for service in checks.world.services
         if not service.gone
-        for table in ("durable_accounts", "durable_outbox", "durable_wakes")
+        for table in ("durable_accounts", "durable_outbox", "durable_wakes", "durable_untold")
         if service.slot.rows(f"SELECT 1 FROM {table} LIMIT 1")
     ]
     # A forfeited client is remembered until it speaks there again, which it may never have a reason to do.
@@ -57,6 +57,9 @@ def check(checks: Checks) -> None:
     )
     if still_waiting:
         raise InvariantViolation(f"all ran: still waiting though faults have stopped: {still_waiting}; rows: {left}")
+    for service in checks.world.services if checks.world.tells else ():
+        for row in () if service.gone else checks.views[service.name].rows.values():
+            checks.invariants.told(f"{service.name} {row.id}", row.state, service.told.get(row.id))
     checks.invariants.noticed(checks.holder.epoch, checks.holder.trusted_epoch)
     checks.invariants.quiet(counted, in_use, 0, left)
 

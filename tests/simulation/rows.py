@@ -106,11 +106,11 @@ class Rows:
         who, process = f"{service.name} {new.id}", self.world.current
         ending = process.ending if isinstance(process, Worker) else ""
         if old.state == RUNNING and not ending:
-            self.invariants.overdue(who, before.alive_until_ms, self.world.clock.now_ms)
+            self.invariants.overdue(who, before.alive_until_ms, self.world.clock.now_ms + service.slot.skew_ms)
         if new.state == CANCELLED:
             self.invariants.right_end(who, new.state, new.id in self.world.cancelled)
         elif new.state == FAILED:
-            lost_too_often = not ending and after.worker_losses > service.runtime.settings.max_worker_losses
+            lost_too_often = ending in ("", "lose") and after.worker_losses > service.runtime.settings.max_worker_losses
             self.invariants.right_end(who, new.state, ending == "fail" or lost_too_often)
         elif new.state == SUCCEEDED:
             self.invariants.right_end(who, new.state, ending == "succeed")

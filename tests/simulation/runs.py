@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.shells import World
     from tests.simulation.workers import Body
 
-ASKED = ("retry", "requeue", "repeat")
+ASKED = ("retry", "requeue", "repeat", "lose")
 """Ends of a body that ask for another attempt."""
 
 IN_DOUBT = "the start was not answered"

@@ -14,12 +14,14 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
 from celery_durable import commands
+from celery_durable.crashpoints import crashpoint
 from celery_durable.dispatcher.main import Dispatcher
 from celery_durable.runtime import Runtime
 from celery_durable.settings import Settings
 from celery_durable.store.accounts import client_identity
 from celery_durable.store.delivery import Outbound
 from celery_durable.store.operations import NewOperation, Operations
+from celery_durable.store.schema import CANCELLED, FAILED, SUCCEEDED
 from tests.simulation.databases import SimulatedDatabase, Slot, client_tables
 from tests.simulation.processes import Process, SimulatedLoop
 from tests.simulation.workers import HEARTBEAT_INTERVAL_MS, HEARTBEAT_TIMEOUT_MS, REQUEUE_AFTER_MS, Worker
@@ -92,6 +94,8 @@ class Service:
         """It is a second database under a client ID that is taken."""
         self.copied_from: Service | None = None
         """That second database began as a copy of this one's."""
+        self.told: dict[str, str] = {}
+        """The ends of operations that the app's own result backend was told."""
         self.runtime = self.new_runtime()
 
     def new_runtime(self) -> Runtime:
@@ -192,7 +196,7 @@ class Service:
 
         def work() -> None:
             with suppress(OperationalError), self.runtime.database.transaction("results.cancel") as connection:
-                _operations().cancel(connection, operation_id)
+                _operations().cancel(connection, operation_id, tells=self.world.tells)
 
         self.web.run(work)
         self.poke()
@@ -210,6 +214,16 @@ class Service:
     def set_limit(self, account: str, limit: int | None, group: str | None = None) -> None:
         """An operator's limit."""
         self.command(commands.set_limit, account, limit, group)
+
+    # The app's result backend
+
+    def tell(self, operation_id: str, state: str) -> None:
+        """It is told how an operation ended, and keeps that; or it is away."""
+        crashpoint("worker.outcome", "before_publish")
+        if self.world.draw_silence():
+            raise ConnectionError("simulated: the result backend is away")
+        self.told[operation_id] = state
+        crashpoint("worker.outcome", "after_publish")
 
     # Celery's broker
 
@@ -260,12 +274,36 @@ def _celery() -> Celery:
     return Celery("simulated", broker="memory://", set_as_current=False)
 
 
+class Results:
+    """In place of an app's own result backend."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def mark_as_done(self, task_id: str, *_: Any, **__: Any) -> None:
+        """It succeeded."""
+        self._service.tell(task_id, SUCCEEDED)
+
+    def mark_as_failure(self, task_id: str, *_: Any, **__: Any) -> None:
+        """It failed."""
+        self._service.tell(task_id, FAILED)
+
+    def mark_as_revoked(self, task_id: str, *_: Any, **__: Any) -> None:
+        """It was cancelled."""
+        self._service.tell(task_id, CANCELLED)
+
+
 class Application:
-    """What production code takes for the Celery app: its own runtime, and all else of one real app."""
+    """What production code takes for the Celery app: its own runtime and results, and all else of one real app."""
 
     def __init__(self, service: Service, runtime: Runtime | None = None) -> None:
         self.service = service
         self._celery_durable_runtime = service.runtime if runtime is None else runtime
+
+    @property
+    def backend(self) -> Any:
+        """Its result backend."""
+        return Results(self.service) if self.service.world.tells else _celery().backend
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_celery(), name)

@@ -22,7 +22,7 @@ from tests.simulation import bus, clock, profiles, quiescence
 from tests.simulation.bus import Bus, Stored
 from tests.simulation.checks import Checks
 from tests.simulation.clock import START_MS, Clock
-from tests.simulation.databases import client_slot, holder_slot
+from tests.simulation.databases import Slot, client_slot, holder_slot
 from tests.simulation.holders import HolderProcess, Operator, holder_settings
 from tests.simulation.kafka import Groups
 from tests.simulation.processes import Process
@@ -36,7 +36,11 @@ ACCOUNTS_TOPIC = f"{TOPIC_PREFIX}.accounts"
 LIMITS_TOPIC = f"{TOPIC_PREFIX}.limits"
 SETTLE_MS = 900_000
 """How long after faults stopped all must have run, besides what the work itself takes: some of the longest repeats."""
+SLOW_S = 4.0
+"""Longer than a rebuild goes on without saying that it lives."""
 SLOTS = 4
+SKEWS_MS = (0, 700, -700, 3_600_000, -3_600_000, 30 * 86_400_000, -30 * 86_400_000)
+"""How far ahead of virtual time a database's clock may be."""
 RACE = 10
 """Operations of each of two services that race for one permit."""
 
@@ -112,6 +116,13 @@ class World:
             self.durations, self.service_count, self.work_left = (5, 60), 2, 2 * RACE
         self.faults_end_ms = START_MS + (1_000 if self.quiet else rng.choice((6_000, 12_000, 20_000)))
         self.idle_return_s = 5.0
+        # What came later has random numbers of its own, so that it changes nothing else that a seed draws.
+        self._extras = random.Random(f"extras {self.seed}")
+        self._clocks_are_right = self._extras.random() < 0.5
+        self.announces = self._extras.random() < 0.1
+        """Dispatchers send Celery's events."""
+        self.tells = self._extras.random() < 0.3
+        """The services' apps have a result backend of their own."""
         self.profile = profiles.of(self.seed)
         if self.profile is not None:
             self.profile.draw(self)
@@ -178,11 +189,12 @@ class World:
                 self.faults.doom_first()
             elif self.profile.crashes_at:
                 self.doomed.add(self.rng.choice(self.profile.crashes_at))
-        holder_slot().load()
-        holder_slot().before_begin = self._before_begin
-        for number in range(SLOTS):
-            client_slot(number).load()
-            client_slot(number).before_begin = self._before_begin
+        for slot in (holder_slot(), *(client_slot(number) for number in range(SLOTS))):
+            slot.load()
+            slot.before_begin = self._before_begin
+            slot.skew_ms = self.draw_skew_ms()
+            if not self.quiet and self._extras.random() < 0.03:
+                self._upgrade(slot)
         self.bus.create(ACCOUNTS_TOPIC, self.rng.choice((1, 2)))
         self.bus.create(LIMITS_TOPIC, 1)
         self.bus.create(f"{TOPIC_PREFIX}.dead-letters", 1)
@@ -196,6 +208,15 @@ class World:
         self.at(0, self._race if at_once else self._arrive)
         if self.faults is not None:
             self.faults.start()
+
+    def _upgrade(self, slot: Slot) -> None:
+        """Its tables are old, and brought up to date; who does it may die, and somebody does it again."""
+        slot.load_oldest()
+        upgraded = False
+        while not upgraded:
+            process = Process(self, "migrate")
+            process.run(slot.migrate)
+            upgraded = process.alive
 
     def add_service(self, name: str, client_id: str, slot: int) -> Service:
         """Makes a service; :meth:`launch` starts it."""
@@ -267,11 +288,41 @@ class World:
         """How a body ends."""
         if self.settling or self.quiet:
             return "succeed"
-        return self.rng.choices(("succeed", "fail", "retry", "requeue", "repeat"), (80, 5, 6, 5, 4))[0]
+        drawn = self.rng.choices(("succeed", "fail", "retry", "requeue", "repeat"), (80, 5, 6, 5, 4))[0]
+        if self.quiet:
+            return drawn
+        return self._extras.choices((drawn, "lose", "revoke"), (92, 5, 3))[0]
 
     def draw_rate(self) -> float:
         """How fast a process's monotonic clock runs."""
         return self.rng.choice((0.7, 1.0, 1.5)) if self.skewed else 1.0
+
+    def draw_skew_ms(self) -> int:
+        """How wrong a database's clock is: in half of the seeds all are right."""
+        return 0 if self.quiet or self._clocks_are_right else self._extras.choice(SKEWS_MS)
+
+    def draw_silence(self) -> bool:
+        """Whether a worker does not come to tell an end, or the app's result backend does not take it."""
+        return not self.quiet and not self.settling and self._extras.random() < 0.3
+
+    def draw_impatience(self) -> bool:
+        """Whether the operator waits no longer for clients that have not acknowledged a new epoch."""
+        return not self.quiet and self._extras.random() < 0.4
+
+    def hinder_rebuild(self, *, slow: float) -> None:
+        """A rebuild has read a message. It may have waited long for it, and somebody may end the process meanwhile.
+
+        :param slow: the probability that it has waited.
+        """
+        process = self.current
+        if self.quiet or self.settling or process is None or process.loop is None:
+            return
+        drawn = self._extras.random()
+        if drawn < slow:
+            self.clock.sleep(SLOW_S)
+        elif drawn < slow + 0.03:
+            process.loop.stop()
+            process.at(0, process.kill)
 
     def happens(self, probability: float) -> bool:
         """Whether something of this probability happens now."""

@@ -15,12 +15,13 @@ from celery_durable.dispatcher import delivery, main, passes, recovery, replies,
 from celery_durable.dispatcher.publisher import BrokerUnavailable
 from celery_durable.kafka import client, relay
 from celery_durable.kafka.consumer import Batch
+from celery_durable.kafka.received import Received
 from celery_durable.monitoring import events
 from celery_durable.permits import queue
 from celery_durable.permits.queue import Outcome, Plan
 from celery_durable.store import attempts, losses
 from celery_durable.store.delivery import Outbound
-from holder_service import allocation, footprint, semaphore, service, store, topic
+from holder_service import allocation, footprint, rebuild, semaphore, service, store, topic
 from holder_service import main as holder_main
 from holder_service.account import Client, Entry, Pair
 from holder_service.store import HolderTables, Write
@@ -39,6 +40,7 @@ _move_offsets = service.Service._advance
 _write_rows = store.write_rows
 _void = passes.Passes.restored
 _show = footprint.show
+_read_to_end = rebuild.read_to_end
 
 
 class _Run:
@@ -148,6 +150,43 @@ def _crashpoint(name: str) -> None:
         world.current.crashpoint(name)
 
 
+class SimulatedEvents:
+    """In place of what sends Celery's events: a broker that may be away, and workers that live."""
+
+    def __init__(self, service: Any) -> None:
+        self._service = service
+
+    def send(self, _event: Any) -> None:
+        """Sends one."""
+        crashpoints.crashpoint("events.message", "before_publish")
+        if self._service.world.broker_is_down:
+            raise BrokerUnavailable("simulated: the broker is down")
+        crashpoints.crashpoint("events.message", "after_publish")
+
+    def lives(self, _workers: Sequence[str]) -> dict[str, Any]:
+        """No worker answers."""
+        return {}
+
+    def any_worker(self) -> str | None:
+        """The name of one that lives."""
+        return next((worker.name for worker in self._service.workers if worker.alive), None)
+
+    def close(self) -> None:
+        """Disconnects."""
+
+
+def _make_events(app: Any) -> Callable[[], float | None]:
+    if not _Run.world.announces:
+        return lambda: float("inf")
+    return events.Events(app._celery_durable_runtime, SimulatedEvents(app.service), asks=True).step
+
+
+def _read_to_end_slowly(settings: Any, name: str) -> Iterator[Received]:
+    for received in _read_to_end(settings, name):
+        _Run.world.hinder_rebuild(slow=1.0 if name == settings.limits_topic else 0.2)
+        yield received
+
+
 class SimulatedPublisher:
     """In place of the publisher to Celery's broker."""
 
@@ -198,6 +237,7 @@ def simulated() -> Iterator[None]:
         (delivery, "Deliveries"),
         (main, "Watch"),
         (attempts, "AttemptStatements"),
+        (events, "EventRows"),
     ]
     with ExitStack() as stack:
 
@@ -225,7 +265,8 @@ def simulated() -> Iterator[None]:
         put(store, "write_rows", _write)
         for module in (allocation, semaphore):
             put(module, "show", _show_one_shot)
-        put(events, "make_step", lambda _app: lambda: float("inf"))
+        put(events, "make_step", _make_events)
+        put(rebuild, "read_to_end", _read_to_end_slowly)
         put(delivery, "Publisher", SimulatedPublisher)
         # Idle looks cost the simulator time and find nothing: hints and due times lead it.
         put(main, "LOOK_EVERY_S", 60.0)

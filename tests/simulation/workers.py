@@ -1,15 +1,23 @@
-"""A worker of the simulator: what is delivered it starts, keeps alive and settles, by production's statements."""
+"""A worker of the simulator: what is delivered it starts, keeps alive and settles, by production's statements.
+
+It is its main process too: that settles for a child of its pool that has died (``lose``) or was told to (``revoke``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import OperationalError
 
+from celery_durable.crashpoints import crashpoint
 from celery_durable.message import CapturedMessage
 from celery_durable.store.attempts import AlreadySettled, Attempt, Attempts, Ending
+from celery_durable.store.losses import Losses
+from celery_durable.store.schema import ENDED_STATES
+from celery_durable.store.untold import Mark
 from tests.simulation.databases import SimulatedDatabase, client_tables
 from tests.simulation.processes import Process
 
@@ -56,11 +64,16 @@ class Worker(Process):
         self.service = service
         self.number = number
         self.bodies: list[Body] = []
+        self.unacknowledged: list[Attempt] = []
+        """Whose messages the broker delivers again, should this die now."""
         self.acting: Attempt | None = None
         """Whose row it may write at the moment."""
         self.ending = ""
         """How the body ended that it settles at the moment."""
         self._attempts = Attempts(SimulatedDatabase(service.slot), client_tables())
+        self._losses = Losses(
+            client_tables(), losses_max=service.settings.max_worker_losses, encode=lambda text: Ending(error=text)
+        )
 
     @property
     def _heartbeat_ms(self) -> int:
@@ -70,9 +83,15 @@ class Worker(Process):
     def receive(self, message: Delivery) -> None:
         """A message arrives."""
         token = f"{self.world.rng.getrandbits(64):016x}"
-        attempt = Attempt(message.id, message.generation, message.attempt, token)
+        attempt = Attempt(message.id, message.generation, message.attempt, token, tells=self.world.tells)
         body = Body(self, attempt, self.world.clock.now_ms)
+        self.unacknowledged.append(attempt)
         self.at(1, lambda: self._begin(body))
+
+    def _acknowledge(self, attempt: Attempt) -> None:
+        crashpoint("worker.message", "before_acknowledge")
+        self.unacknowledged.remove(attempt)
+        crashpoint("worker.message", "after_acknowledge")
 
     def freeze(self) -> None:
         """SIGSTOP: its bodies stand still, and so do their heartbeats."""
@@ -92,6 +111,8 @@ class Worker(Process):
         world, attempt = self.world, body.attempt
         world.runs.tried(body)
         try:
+            if attempt in self.unacknowledged:
+                self._acknowledge(attempt)
             started = self._write(
                 attempt,
                 lambda: self._attempts.start(attempt, worker=self.name, timeout_ms=HEARTBEAT_TIMEOUT_MS),
@@ -151,6 +172,8 @@ class Worker(Process):
             return
         body.returned = True
         body.ending = body.ending or self.world.draw_ending()
+        if body.ending == "revoke":
+            self.world.cancelled.add(body.attempt.id)
         self.ending = body.ending
         try:
             state = self._write(body.attempt, lambda: self._settle(body))
@@ -166,6 +189,20 @@ class Worker(Process):
         self.bodies.remove(body)
         self.world.note("worker", self.name, body.ending, body.attempt.id, body.attempt.attempt, state)
         self.service.poke()
+        if body.settled and state in ENDED_STATES and body.attempt.tells:
+            self._tell(body.attempt, state)
+
+    def _tell(self, attempt: Attempt, state: str) -> None:
+        """Tells the app's result backend; where it does not come to that, a dispatcher does."""
+        if self.world.draw_silence():
+            return
+        with suppress(ConnectionError):
+            self.service.tell(attempt.id, state)
+            self.at(1_000, lambda: self._told(Mark(attempt.id, attempt.generation)))
+
+    def _told(self, mark: Mark) -> None:
+        with suppress(OperationalError):  # one that stays is told again
+            self._attempts.told([mark])
 
     def _settle(self, body: Body) -> str:
         attempts, attempt = self._attempts, body.attempt
@@ -176,6 +213,10 @@ class Worker(Process):
                 return attempts.fail(attempt, Ending(error="simulated"))
             case "cancel":
                 return attempts.cancel(attempt, Ending())
+            case "lose":
+                return attempts.lose(attempt, "simulated", self._losses)
+            case "revoke":
+                return attempts.revoke(attempt, Ending(error="simulated"))
             case "repeat":
                 return attempts.repeat(attempt, Ending())
             case "retry":
