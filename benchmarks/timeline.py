@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.report.comparison import aligned
 from benchmarks.report.figures import median
-from benchmarks.scenarios.latency import Relay
+from benchmarks.scenarios.latency import HandOver
 from benchmarks.setting.child import Failed
 from benchmarks.setting.servers import Servers
 from benchmarks.systems import durable
@@ -63,12 +63,12 @@ def main(words: Sequence[str]) -> int:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
         os.environ["BENCH_PASSINGS"] = str(file)
         running = handles.enter_context(durable.running(Servers(handles), services=2, concurrency=1))
-        relay = Relay(running)
+        hand_over = HandOver(running)
         spans = []
         for number in range(rounds + WARM_UP):
             file.write_bytes(b"")
-            relay.pass_on()
-            steps = steps_ms(_read(file), _labels(running, relay.from_number))
+            hand_over.pass_on()
+            steps = steps_ms(_read(file), _labels(running, hand_over.from_number))
             if number >= WARM_UP and steps is not None:
                 spans.append(steps)
     if not spans:

@@ -46,7 +46,7 @@ def _idle(bench: Bench) -> Iterator[Contenders]:
     }
 
 
-class Relay:
+class HandOver:
     """Two services that hand one account's only permit to each other."""
 
     def __init__(self, running: durable.Durable) -> None:
@@ -86,10 +86,10 @@ class Relay:
 def _release(bench: Bench) -> Iterator[Contenders]:
     def measure() -> Figures:
         with durable.running(bench.servers, services=2, concurrency=1) as running:
-            relay = Relay(running)
+            hand_over = HandOver(running)
             for _ in range(3):
-                relay.pass_on()
-            return _figures([relay.pass_on() for _ in range(bench.count(ROUNDS, least=5))])
+                hand_over.pass_on()
+            return _figures([hand_over.pass_on() for _ in range(bench.count(ROUNDS, least=5))])
 
     yield {OURS: Contender(measure, f"two services with a worker process each; {durable.SETTINGS}")}
 

@@ -6,12 +6,12 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psutil
 
 from benchmarks.report.record import Figures
-from benchmarks.setting.child import Child, Failed
+from benchmarks.setting.child import Child, Failed, start_together
 from benchmarks.setting.tally import Tally
 from tests.services import ServerProcess
 
@@ -80,6 +80,11 @@ def shares(count: int, callers: int) -> list[int]:
     callers = max(1, min(callers, count // 2))
     share, rest = divmod(count, callers)
     return [share + (number < rest) for number in range(callers)]
+
+
+def call_together(sender: str, count: int, **fields: Any) -> list[Child]:
+    """So many calls from :data:`CALLERS` processes that begin together, each with these fields."""
+    return start_together([Child(sender, gated=True, count=share, **fields) for share in shares(count, CALLERS)])
 
 
 def complete(running: Running, count: int) -> tuple[list[dict[str, int]], int]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import redis
 
-from benchmarks.setting.child import Child, Failed, start_together
-from benchmarks.setting.running import CALLERS, Running, shares
+from benchmarks.setting.child import Child, Failed
+from benchmarks.setting.running import Running, call_together
 from benchmarks.setting.servers import Servers
 from benchmarks.setting.tally import Tally
 from benchmarks.systems.celery_app import VARIABLE
@@ -34,12 +34,7 @@ class PlainCelery(Running):
         self._results = redis.Redis.from_url(settings["results"]) if settings["results"] else None
 
     def send(self, count: int) -> list[Child]:
-        return start_together(
-            [
-                Child("benchmarks.systems.celery_app:send", gated=True, count=share, **self.settings)
-                for share in shares(count, CALLERS)
-            ]
-        )
+        return call_together("benchmarks.systems.celery_app:send", count, **self.settings)
 
     def ended(self) -> int:
         """With results: how many there are. Without, Celery records nothing: the bodies, once the broker is empty."""

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import psycopg
 
-from benchmarks.setting.child import Child, start_together
-from benchmarks.setting.running import CALLERS, Running, shares
+from benchmarks.setting.child import Child
+from benchmarks.setting.running import Running, call_together
 from benchmarks.setting.tally import Tally
 from tests.harness import Process
 
@@ -31,12 +31,7 @@ class SqlQueue(Running):
         self._connection = psycopg.connect(url, autocommit=True)
 
     def send(self, count: int) -> list[Child]:
-        return start_together(
-            [
-                Child(self.SENDER, gated=True, url=self._url, count=share, accounts=self._accounts)
-                for share in shares(count, CALLERS)
-            ]
-        )
+        return call_together(self.SENDER, count, url=self._url, accounts=self._accounts)
 
     def ended(self) -> int:
         row = self._connection.execute(self.ENDED.encode()).fetchone()

@@ -14,9 +14,10 @@ logger = logging.getLogger(__name__)
 ERROR_PAUSE_MIN_S = 0.1
 """First pause after an error: long enough to be told in a log line, short beside what people notice."""
 SWITCH_S = 0.0005
-"""A tenth of CPython's own."""
+"""How long a thread computes before another one may: a tenth of CPython's own."""
 _turns = threading.Lock()
 _inside, _before_s = 0, 0.0
+"""How many are inside :func:`quick_turns`, and what was set before the first of them."""
 
 Step = Callable[[], float | None]
 """Does a piece of work. Returns None if there may be more at once, or the seconds until there may be more

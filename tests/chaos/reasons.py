@@ -16,9 +16,10 @@ POSTGRESQL_RESTART = "postgresql-restart"
 STALL = "a stall of the machine or its database"
 FREEZE = "freeze"
 LATE = 0.85
-"""An attempt stops itself when nine tenths of its timeout are over without a heartbeat (a little less, as the history
-has the times). One may still succeed at the same moment."""
+"""Of a heartbeat timeout. An attempt stops itself when nine tenths of it are over without a heartbeat; a little less,
+by the times that a history has."""
 SAME_MOMENT = 0.1
+"""The same. Within it a heartbeat may still succeed beside the stop."""
 MOST = 0.5
 """Of a heartbeat timeout. Who could renew for as long does so: a heartbeat is due after a fifth."""
 
