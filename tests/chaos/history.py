@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.example.records import whole_lines
+
 NANOSECONDS = 1_000_000_000
 
 
@@ -138,7 +140,7 @@ def parse(lines: Iterable[str]) -> list[Event]:
 
 def read(path: Path) -> list[Event]:
     """The events of the file, ordered by time."""
-    return parse(path.read_text().splitlines()) if path.exists() else []
+    return parse(whole_lines(path))
 
 
 def _event(document: dict[str, Any]) -> Event:

@@ -24,6 +24,7 @@ from celery_durable.scheduling.loop import Step
 from celery_durable.store.migrate import migrate
 from celery_durable.store.schema import ADMITTED, ENDED_STATES
 from tests.e2e.worker_app import make_app
+from tests.example.records import whole_lines
 from tests.harness import Process, wait_until
 
 POOLS = ("prefork", "spawn", "threads", "solo")
@@ -168,9 +169,7 @@ class Rig:
 
     def records(self, operation_id: str | None = None, event: str | None = None) -> list[dict[str, Any]]:
         """What the bodies noted."""
-        if not self.records_file.exists():
-            return []
-        lines = [json.loads(line) for line in self.records_file.read_text().splitlines()]
+        lines = [json.loads(line) for line in whole_lines(self.records_file)]
         return [
             line
             for line in lines

@@ -37,10 +37,19 @@ def write_record(path: Path, *, event: str, operation_id: str, run: str, account
 
 def read_records(path: Path) -> list[Record]:
     """The records, ordered by time."""
+    records = [Record(**json.loads(line)) for line in whole_lines(path)]
+    return sorted(records, key=lambda record: record.time_ns)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that others append to; none, if it is not there yet.
+
+    A reader sees a write that crosses a page of memory in parts: a line without its end is not there yet.
+    """
     if not path.exists():
         return []
-    records = [Record(**json.loads(line)) for line in path.read_text().splitlines()]
-    return sorted(records, key=lambda record: record.time_ns)
+    text = path.read_text()
+    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def most_at_once(records: list[Record]) -> dict[str, int]:
