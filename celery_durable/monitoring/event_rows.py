@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, exists, func, null, or_, select
+from sqlalchemy import Connection, Integer, Select, and_, bindparam, exists, func, null, or_, select
 
 from celery_durable.store.clock import now_ms
 from celery_durable.store.recovery import keep_classes
@@ -27,6 +27,11 @@ class EventRows:
         self._operations = tables.operations
         self._payloads = tables.payloads
         self._columns = _columns(tables)
+        self._now = select(now_ms())
+        self._newest = select(func.max(tables.operations.c.order_no))
+        column = tables.operations.c.order_no
+        after = self._with_headers().where(column > bindparam("order_no", type_=column.type))
+        self._after = after.order_by(column).limit(bindparam("at_most", type_=Integer()))
         self._keep_classes = keep_classes(tables)
         self._busy = select(tables.operations.c.worker).where(
             in_states(tables.operations, (RUNNING,)), tables.operations.c.alive_until > database_now()
@@ -34,16 +39,15 @@ class EventRows:
 
     def now(self, connection: Connection) -> int:
         """The database's time."""
-        return int(connection.execute(select(now_ms())).scalar_one())
+        return int(connection.execute(self._now).scalar_one())
 
     def newest(self, connection: Connection) -> int:
         """The highest order number; 0: there is no operation."""
-        return int(connection.execute(select(func.max(self._operations.c.order_no))).scalar_one() or 0)
+        return int(connection.execute(self._newest).scalar_one() or 0)
 
     def after(self, connection: Connection, order_no: int, limit: int) -> list[Any]:
         """Operations in the order they were enqueued, with the headers of their messages."""
-        column = self._operations.c.order_no
-        return list(connection.execute(self._with_headers().where(column > order_no).order_by(column).limit(limit)))
+        return list(connection.execute(self._after, {"order_no": order_no, "at_most": limit}))
 
     def known(self, connection: Connection, numbers: Sequence[int]) -> list[Any]:
         """These operations, as far as they are there, with the headers of their messages."""

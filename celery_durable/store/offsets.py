@@ -56,9 +56,14 @@ class OffsetMoved(Exception):
 
 def load(connection: Connection, offsets: Table, topic: str) -> dict[int, Position]:
     """The stored positions of the topic's partitions."""
-    columns = (offsets.c.topic, offsets.c.partition, offsets.c.topic_id, offsets.c.next_offset)
-    rows = connection.execute(select(*columns).where(offsets.c.topic == topic))
+    rows = connection.execute(_load(offsets), {"of_topic": topic})
     return {row.partition: Position(*row) for row in rows}
+
+
+@lru_cache(maxsize=64)
+def _load(offsets: Table) -> Any:
+    columns = (offsets.c.topic, offsets.c.partition, offsets.c.topic_id, offsets.c.next_offset)
+    return select(*columns).where(offsets.c.topic == bindparam("of_topic"))
 
 
 def advance(connection: Connection, offsets: Table, old: Position | None, new: Position) -> None:

@@ -70,7 +70,8 @@ def _silence(world: World) -> None:
 
 def _two_holders(world: World) -> None:
     """Holders that do not know of each other run the same timers; messages, which would tell them, are rare."""
-    _contend(world, 3, 10)
+    _contend(world, 3, 16)
+    world.accounts = [*world.accounts, "tenant:bolt"]
     world.holder_count, world.declared = 3, {"limit": 1}
     world.durations = (2_000, 9_000)
     world.faults_end_ms += 40_000
