@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         DuplicateOperationError,
         DurableError,
         EnqueueError,
+        NonRetryable,
         SchemaError,
     )
     from celery_durable.results import DurableAsyncResult
@@ -34,6 +35,7 @@ __all__ = [
     "DurableTask",
     "EnqueueError",
     "Enqueued",
+    "NonRetryable",
     "SchemaError",
     "durable_task",
     "forfeit",
@@ -52,6 +54,7 @@ _MODULES = {
     "DurableTask": "task",
     "EnqueueError": "errors",
     "Enqueued": "enqueue",
+    "NonRetryable": "errors",
     "SchemaError": "errors",
     "durable_task": "task",
     "forfeit": "commands",

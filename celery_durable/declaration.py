@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import Parameter, Signature
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from celery_durable.errors import ConfigurationError, DurableError, EnqueueError
 from celery_durable.names import nearest
@@ -22,7 +22,10 @@ MAX_WORKER_LOSSES_MAX = 1_000
 SECONDS_MAX = 315_360_000.0
 """Ten years."""
 
-OPTIONS = ("account", "group", "limit", "group_limit", "mutex", "requeue_after", "max_worker_losses", "retention")
+OPTIONS = (
+    *("account", "group", "limit", "group_limit", "mutex", "requeue_after", "max_worker_losses", "retention"),
+    "retry_delay",
+)
 """The options of a durable task that Celery does not know."""
 
 _CELERY_OPTIONS = frozenset(
@@ -36,6 +39,9 @@ _CELERY_OPTIONS = frozenset(
 """Options of Celery's decorator that are no attributes of its ``Task``."""
 
 _Error = type[DurableError]
+
+RetryDelay: TypeAlias = Callable[[BaseException | None, int], float | timedelta | None]
+"""The error of the attempt that has just failed, and the number of retries before it → seconds until the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ class Declaration:
     requeue_after_s: float | None
     max_worker_losses: int | None
     retention_s: float | None
+    retry_delay: RetryDelay | None = None
 
     def resolve(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, account: Any = None, group: Any = None
@@ -151,7 +158,7 @@ class _Call:
 
 
 def declare(task: str, signature: Signature, options: Mapping[str, Any]) -> Declaration:
-    """The declaration of a task, from those of :data:`OPTIONS` that are in ``options``.
+    """The declaration of a task, from those of :data:`OPTIONS` that are in ``options``, and Celery's ``retry_backoff``.
 
     :raises ConfigurationError: naming task, option, value and remedy.
     """
@@ -176,6 +183,7 @@ def declare(task: str, signature: Signature, options: Mapping[str, Any]) -> Decl
         requeue_after_s=_seconds(task, "requeue_after", option("requeue_after")),
         max_worker_losses=_losses(task, option("max_worker_losses")),
         retention_s=_seconds(task, "retention", option("retention")),
+        retry_delay=_retry_delay(task, option("retry_delay"), option("retry_backoff")),
     )
 
 
@@ -237,6 +245,19 @@ def _seconds(task: str, name: str, value: Any) -> float | None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= SECONDS_MAX:
         _refuse(task, name, value, f"give seconds from 0 to {SECONDS_MAX:.0f}, or a timedelta")
     return float(seconds)
+
+
+def _retry_delay(task: str, value: Any, backoff: Any) -> RetryDelay | None:
+    if value is None:
+        return None
+    if not callable(value) or isinstance(value, type):
+        _refuse(
+            task, "retry_delay", value, "give a callable (error, retries) → seconds; a number is default_retry_delay"
+        )
+    if backoff:
+        _refuse(task, "retry_delay", value, f"retry_backoff = {backoff!r} says it too: give one of them")
+    function: RetryDelay = value
+    return function
 
 
 def _losses(task: str, value: Any) -> int | None:

@@ -35,5 +35,10 @@ class DuplicateOperationError(EnqueueError):
     """The same operation ID was enqueued with another task or body. The first row stays as it is."""
 
 
+class NonRetryable(Exception):
+    """Raise it, or a subclass, in a body: the operation fails at once, whatever ``autoretry_for`` and ``self.retry()``
+    say. For what no other attempt can mend, such as a declined card."""
+
+
 class AttemptLost(DurableError):
     """The run token of this attempt is no longer the operation's: another attempt owns it, or it ended."""

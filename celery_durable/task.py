@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import cached_property
@@ -12,13 +13,13 @@ from celery import Task, shared_task
 from kombu.utils.uuid import uuid
 
 from celery_durable import enqueue, message, results, spool
-from celery_durable.declaration import OPTIONS, Declaration, check_options, declare, signature_of
-from celery_durable.errors import ConfigurationError, EnqueueError
+from celery_durable.declaration import OPTIONS, Declaration, RetryDelay, check_options, declare, signature_of
+from celery_durable.errors import ConfigurationError, EnqueueError, NonRetryable
 from celery_durable.pattern import Patterns
 from celery_durable.results import DurableAsyncResult, durable_backend
 from celery_durable.store.operations import BATCH_ROWS
 from celery_durable.worker import boot
-from celery_durable.worker.retry import is_retry, stage_retry
+from celery_durable.worker.retry import is_retry, retry_delay_s, stage_retry
 from celery_durable.worker.seam import WorkerSeam
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
     """Lost workers after which the operation fails; 0: it never runs again. None: the setting."""
     retention: float | timedelta | None = None
     """Seconds that the ended operation and its result are kept. None: the setting."""
+    retry_delay: RetryDelay | None = None
+    """A callable ``(error, retries)`` that gives the seconds until a retry for which neither ``self.retry(countdown=)``
+    nor ``eta`` nor ``retry_kwargs`` says them; where it gives None, ``default_retry_delay`` does. ``retries`` is 0 for
+    the first. Not together with ``retry_backoff``."""
 
     _durable_declaration: ClassVar[Declaration | None] = None
 
@@ -165,6 +170,30 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
         if parent:
             parent.add_trail(result)
         return result
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: Any = None,
+        countdown: Any = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """As Celery's, with :attr:`retry_delay`; the settle of this attempt writes it.
+
+        :raises NonRetryable: that is the error to retry for: this attempt was the last.
+        :raises EnqueueError: the delay cannot be one, or ``retry_delay`` raised. The operation fails.
+        """
+        error = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
+        if isinstance(error, NonRetryable):
+            raise error
+        own = self.declaration.retry_delay
+        if own is not None and eta is None and countdown is None and not self.request.called_directly:
+            countdown = retry_delay_s(self.name, own, error, self.request.retries or 0)
+        return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
 
     def replace(self, sig: Any) -> Any:
         """Works in eager calls only. As an operation, a task cannot become another one: its account is this one's.
@@ -270,6 +299,7 @@ def _declare(cls: type[DurableTask[..., Any]]) -> Declaration:
 def _options(cls: type[DurableTask[..., Any]]) -> dict[str, Any]:
     """The raw values: a callable given to the decorator is no method, one that a class body defines is static too."""
     options = {name: inspect.getattr_static(cls, name) for name in OPTIONS}
+    options["retry_backoff"] = inspect.getattr_static(cls, "retry_backoff", False)
     return {
         name: value.__func__ if isinstance(value, staticmethod | classmethod) else value
         for name, value in options.items()
@@ -302,6 +332,7 @@ def durable_task(
     requeue_after: float | timedelta | None = ...,
     max_worker_losses: int | None = ...,
     retention: float | timedelta | None = ...,
+    retry_delay: RetryDelay | None = ...,
     **celery_options: Any,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], DurableTask[P, R]]: ...
 
@@ -318,6 +349,7 @@ def durable_task(
     requeue_after: float | timedelta | None = ...,
     max_worker_losses: int | None = ...,
     retention: float | timedelta | None = ...,
+    retry_delay: RetryDelay | None = ...,
     **celery_options: Any,
 ) -> Callable[[Callable[P, R]], DurableTask[P, R]]: ...
 
@@ -341,7 +373,7 @@ def _decorator(options: dict[str, Any]) -> Callable[[Callable[..., Any]], Any]:
     def decorate(body: Callable[..., Any]) -> Any:
         name = options.get("name") or f"{body.__module__}.{body.__qualname__}"
         check_options(name, options, base)
-        declared = {**_options(base), **{key: options[key] for key in OPTIONS if key in options}}
+        declared = {**_options(base), **{key: options[key] for key in (*OPTIONS, "retry_backoff") if key in options}}
         declare(name, signature_of(body, bound=bool(options.get("bind"))), declared)
         return cast(Any, shared_task)(**options)(body)
 

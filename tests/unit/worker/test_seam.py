@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from celery import Celery
-from celery.app.trace import build_tracer
 from celery.backends.base import DisabledBackend
 from celery.exceptions import SoftTimeLimitExceeded
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.exc import OperationalError
 
 from celery_durable import DurableTask, using
 from celery_durable.errors import EnqueueError
-from celery_durable.message import ATTEMPT_HEADER, RUN_HEADER
 from celery_durable.runtime import runtime_of
 from celery_durable.store.database import Database
 from celery_durable.transactions import in_callers_transaction
@@ -28,18 +24,8 @@ from celery_durable.worker import abort, runs, tracer
 from celery_durable.worker.retry import is_retry, stage_retry
 from celery_durable.worker.runs import Run
 from celery_durable.worker.transient import is_transient, persist
+from tests.unit.worker.here import run_here
 from tests.unit.worker.rows import attempt, message
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[Celery]:
-    app = Celery("seam", set_as_current=False)
-    durable = {"client_id": "seam", "database_url": f"sqlite:///{tmp_path / 'db.sqlite3'}"}
-    app.conf.update(durable={**durable, "kafka_bootstrap_servers": "127.0.0.1:1"}, broker_url="memory://")
-    runtime = runtime_of(app)
-    runtime.tables.metadata.create_all(runtime.database.engine)
-    yield app
-    runtime.database.dispose()
 
 
 def make_task(app: Celery, **options: Any) -> Any:
@@ -52,19 +38,6 @@ def make_task(app: Celery, **options: Any) -> Any:
         return x * 2
 
     return twice
-
-
-def run_here(task: Any, **request: Any) -> Any:
-    """Runs a new operation's first attempt in this thread, as a worker would. Returns its result handle."""
-    operation = task.delay()
-    runtime = runtime_of(task.app)
-    with runtime.database.transaction() as connection:
-        connection.execute(update(runtime.tables.operations).values(state="admitted"))
-    task.__trace__ = build_tracer(task.name, task, app=task.app)
-    headers = {ATTEMPT_HEADER: 1, RUN_HEADER: {"token": "token", "pid": os.getpid()}}
-    known = {"id": operation.id, "hostname": "celery@one", "is_eager": False, "delivery_info": {}}
-    task.__trace__(operation.id, (), {}, {**known, **headers, **request})
-    return operation
 
 
 def rows(app: Celery) -> int:
