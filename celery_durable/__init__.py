@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from celery_durable import limits
     from celery_durable.commands import forfeit, pause, resume
+    from celery_durable.control import OperationStatus, Purged, cancel, purge_before, status, usage
     from celery_durable.enqueue import Enqueued
     from celery_durable.errors import (
         AttemptLost,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         DurableError,
         EnqueueError,
         NonRetryable,
+        OperationNotFound,
         SchemaError,
     )
     from celery_durable.results import DurableAsyncResult
@@ -36,12 +38,19 @@ __all__ = [
     "EnqueueError",
     "Enqueued",
     "NonRetryable",
+    "OperationNotFound",
+    "OperationStatus",
+    "Purged",
     "SchemaError",
+    "cancel",
     "durable_task",
     "forfeit",
     "limits",
     "pause",
+    "purge_before",
     "resume",
+    "status",
+    "usage",
     "using",
 ]
 
@@ -55,11 +64,18 @@ _MODULES = {
     "EnqueueError": "errors",
     "Enqueued": "enqueue",
     "NonRetryable": "errors",
+    "OperationNotFound": "errors",
+    "OperationStatus": "control",
+    "Purged": "control",
     "SchemaError": "errors",
+    "cancel": "control",
     "durable_task": "task",
     "forfeit": "commands",
     "pause": "commands",
+    "purge_before": "control",
     "resume": "commands",
+    "status": "control",
+    "usage": "control",
     "using": "transactions",
 }
 

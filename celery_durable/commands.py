@@ -17,7 +17,7 @@ from celery_durable import transactions
 from celery_durable.call_options import storable
 from celery_durable.errors import EnqueueError
 from celery_durable.permits.messages import MAX_INT, Command, Forfeit, Pause, Resume, SetLimit
-from celery_durable.runtime import runtime_of
+from celery_durable.runtime import app_or_current, runtime_of
 from celery_durable.store.clock import now_ms
 from celery_durable.store.counters import draw, raise_to
 from celery_durable.store.outbox import Staged, stage
@@ -98,11 +98,7 @@ def _stage(
     check_key("account", account)
     by = _text("by", _user() if by is None else by)
     why = _text("why", why)
-    if app is None:
-        from celery import current_app
-
-        app = current_app._get_current_object()
-    runtime = runtime_of(app)
+    runtime = runtime_of(app_or_current(app))
     tables, settings = runtime.tables, runtime.settings
     with transactions.transaction(runtime, "commands.stage") as connection:
         # The counter's row stays locked until the transaction ends, so commands are numbered in the order in which

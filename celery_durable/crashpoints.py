@@ -22,6 +22,7 @@ COMMITS = (
     "commands.stage",
     "results.cancel",
     "results.forget",
+    "results.purge",
     "migrate.upgrade",
     "dispatcher.identify",
     "passes.step",

@@ -35,6 +35,10 @@ class DuplicateOperationError(EnqueueError):
     """The same operation ID was enqueued with another task or body. The first row stays as it is."""
 
 
+class OperationNotFound(DurableError, LookupError):
+    """There is no operation with this ID: never enqueued here, not committed yet, or deleted after its retention."""
+
+
 class NonRetryable(Exception):
     """Raise it, or a subclass, in a body: the operation fails at once, whatever ``autoretry_for`` and ``self.retry()``
     say. For what no other attempt can mend, such as a declined card."""

@@ -34,6 +34,16 @@ class Runtime:
         return Bell(self.database, self.tables)
 
 
+def app_or_current(app: Celery | None) -> Celery:
+    """The app that was given, else the current one."""
+    if app is not None:
+        return app
+    from celery import current_app
+
+    current: Celery = current_app._get_current_object()
+    return current
+
+
 def runtime_of(app: Celery) -> Runtime:
     """The app's runtime, the same one for all threads.
 

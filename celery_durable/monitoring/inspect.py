@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, func, select
 
-from celery_durable.errors import DurableError
+from celery_durable import transactions
+from celery_durable.call_options import storable
+from celery_durable.errors import DurableError, OperationNotFound
 from celery_durable.monitoring.reasons import NOTHING, Known, Waiting, describe_reason, load_known, short_reason
 from celery_durable.permits.messages import AccountLimit
 from celery_durable.permits.state import AccountState
@@ -37,10 +39,6 @@ if TYPE_CHECKING:
 
 HOLDERS_MAX = 20
 """Operations listed that have a permit, at most."""
-
-
-class OperationNotFound(DurableError, LookupError):
-    """There is no operation with this ID: never enqueued here, or deleted after its retention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,7 @@ def ps(
     statement = _operations(runtime).where(in_states(operations, wanted)).order_by(operations.c.order_no).limit(limit)
     if account is not None:
         statement = statement.where(operations.c.account == account)
-    with runtime.database.reading() as connection:
+    with transactions.reading(runtime) as connection:
         rows = connection.execute(statement).all()
         known = load_known(connection, runtime.tables, {row.account for row in rows if row.account is not None})
     return [_operation(row, known.get(row.account, NOTHING)) for row in rows]
@@ -156,45 +154,71 @@ def why(runtime: Runtime, operation_id: str) -> Explanation:
 
     :raises OperationNotFound: no operation has this ID.
     """
-    operations = runtime.tables.operations
-    with runtime.database.reading() as connection:
-        row = connection.execute(_operations(runtime).where(operations.c.id == operation_id)).one_or_none()
-        if row is None:
-            raise OperationNotFound(
-                f"operation {operation_id!r}: none in this service's database; it was never enqueued here, or was "
-                "deleted after its retention"
-            )
-        known, before, in_use = NOTHING, 0, 0
-        permitted: Sequence[Any] = ()
-        if row.account is not None:
-            known = load_known(connection, runtime.tables, {row.account}).get(row.account, NOTHING)
-            in_use, permitted = _permitted(connection, runtime, row.account)
-            before = _before(connection, runtime, row) if row.state == QUEUED else 0
+    with transactions.reading(runtime) as connection:
+        row = find(connection, runtime, operation_id)
+        place = place_of(connection, runtime, row)
+        in_use, permitted = (0, ()) if row.account is None else _permitted(connection, runtime, row.account)
         attempts = _attempts(connection, runtime, row)
-    operation = _operation(row, known)
-    reason = known.blocked.get(row.group) if row.state == QUEUED else None
-    waiting = Waiting(
-        account=row.account or "",
-        group=row.group,
-        reason=reason,
-        limit=known.limit,
-        offered=known.offered(row.group),
-        before=before,
-    )
     return Explanation(
-        operation=operation,
-        reason=reason,
-        summary=describe_reason(waiting) if row.state == QUEUED else operation.why,
-        before=before,
-        limit=known.limit,
+        operation=_operation(row, place.known),
+        reason=place.reason,
+        summary=place.summary,
+        before=place.before,
+        limit=place.known.limit,
         in_use=in_use,
-        permits_held_by=[_operation(each, known) for each in permitted],
+        permits_held_by=[_operation(each, place.known) for each in permitted],
         attempts=attempts,
     )
 
 
-def accounts(runtime: Runtime, *, limit: int = 1_000) -> list[Account]:
-    """The accounts with anything in use, waiting or leased, by name; at most ``limit``."""
+def find(connection: Connection, runtime: Runtime, operation_id: str) -> Any:
+    """The operation's row, with the database's time as ``now``.
+
+    :raises OperationNotFound: no operation has this ID.
+    """
+    operations = runtime.tables.operations
+    row = None
+    if storable(operation_id):
+        row = connection.execute(_operations(runtime).where(operations.c.id == operation_id)).one_or_none()
+    if row is None:
+        raise OperationNotFound(
+            f"operation {operation_id!r:.300}: none in this service's database; it was never enqueued here, or was "
+            "deleted after its retention"
+        )
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one operation is, and why."""
+
+    reason: str | None
+    """As in :class:`Explanation`, and so are the next two."""
+    summary: str
+    before: int
+    known: Known
+
+
+def place_of(connection: Connection, runtime: Runtime, row: Any) -> Place:
+    """Where the operation of this row is."""
+    known = NOTHING
+    if row.account is not None:
+        known = load_known(connection, runtime.tables, {row.account}).get(row.account, NOTHING)
+    if row.state != QUEUED:
+        return Place(None, short_reason(row, known), 0, known)
+    reason, before = known.blocked.get(row.group), _before(connection, runtime, row)
+    waiting = Waiting(
+        account=row.account, group=row.group, reason=reason, limit=known.limit, offered=known.offered(row.group),
+        before=before,
+    )  # fmt: skip
+    return Place(reason, describe_reason(waiting), before, known)
+
+
+def accounts(runtime: Runtime, *, limit: int = 1_000, name: str | None = None) -> list[Account]:
+    """The accounts with anything in use, waiting or leased, by name; at most ``limit``.
+
+    :param name: this one alone, also where nothing is in use, waiting or leased there.
+    """
     operations, rows = runtime.tables.operations, runtime.tables.accounts
     live = (
         select(
@@ -208,15 +232,18 @@ def accounts(runtime: Runtime, *, limit: int = 1_000) -> list[Account]:
         .where(operations.c.account.is_not(None), in_states(operations, (*PERMIT_STATES, QUEUED, SCHEDULED)))
         .group_by(operations.c.account, operations.c.group, operations.c.state)
     )
-    with runtime.database.reading() as connection:
+    known_names = select(rows.c.account).order_by(rows.c.account).limit(limit)
+    if name is not None:
+        live, known_names = live.where(operations.c.account == name), known_names.where(rows.c.account == name)
+    with transactions.reading(runtime) as connection:
         counted: dict[str, list[Any]] = {}
         for row in connection.execute(live):
             counted.setdefault(row.account, []).append(row)
-        names = set(counted) | set(connection.scalars(select(rows.c.account).order_by(rows.c.account).limit(limit)))
+        names = {*counted, *connection.scalars(known_names), *(() if name is None else (name,))}
         chosen = sorted(names)[:limit]
         known = load_known(connection, runtime.tables, chosen)
         declared = _group_limits(connection, runtime, chosen)
-    return [_account(name, counted.get(name, ()), known.get(name, NOTHING), declared.get(name)) for name in chosen]
+    return [_account(each, counted.get(each, ()), known.get(each, NOTHING), declared.get(each)) for each in chosen]
 
 
 def _group_limits(connection: Connection, runtime: Runtime, names: Sequence[str]) -> dict[str, int | None]:

@@ -7,8 +7,10 @@ caller wakes it in the same transaction.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -65,8 +67,8 @@ class Recoveries:
         self._promote = _promote(tables)
         self._expire = _expire(tables)
         self._keep_classes = keep_classes(tables)
-        self._ended_default = _ended(tables, None)
-        self._ended_own = _ended(tables, "own")
+        self._ended_default = _ended(tables, own=False)
+        self._ended_own = _ended(tables, own=True)
 
     def seconds_until_due(self, connection: Connection) -> float:
         """Until the next heartbeat, due time or expiry passes: 0 or less if one has, inf if none is known."""
@@ -101,16 +103,31 @@ class Recoveries:
         :param limit: rows at most, of each retention.
         :param default_ms: retention of operations without one of their own.
         """
-        operations, payloads, attempts = self._tables.operations, self._tables.payloads, self._tables.attempts
         found = list(connection.execute(self._ended_default, {"keep_ms": default_ms, "limit": limit}))
         for keep_ms in connection.scalars(self._keep_classes).all():
             found += connection.execute(self._ended_own, {"keep_ms": keep_ms, "limit": limit})
+        self._delete(connection, found)
+        return len(found)
+
+    def purge(self, connection: Connection, before_ms: int, limit: int) -> Counter[str]:
+        """Deletes operations that ended before a time, however long they were to be kept. Returns how many, by state.
+
+        :param before_ms: by the database's clock. :param limit: rows at most.
+        """
+        found: list[Any] = []
+        for keep_ms in (None, *connection.scalars(self._keep_classes).all()):
+            wanted = {"keep_ms": keep_ms, "before_ms": before_ms, "limit": limit - len(found)}
+            found += connection.execute(_ended_before(self._tables, own=keep_ms is not None), wanted)
+        self._delete(connection, found)
+        return Counter(row.state for row in found)
+
+    def _delete(self, connection: Connection, found: Sequence[Any]) -> None:
+        operations, payloads, attempts = self._tables.operations, self._tables.payloads, self._tables.attempts
         for part in parts(found):
             ids = [row.id for row in part]
             connection.execute(delete(payloads).where(payloads.c.id.in_(ids)))
             connection.execute(delete(attempts).where(attempts.c.operation_id.in_(ids)))
             connection.execute(delete(operations).where(operations.c.order_no.in_([row.order_no for row in part])))
-        return len(found)
 
 
 def _declared(policy: Mapping[str, Any]) -> Declared:
@@ -197,15 +214,27 @@ def keep_classes(tables: Tables) -> Select[Any]:
     return select(walk.c.keep_ms).where(walk.c.keep_ms.is_not(None))
 
 
-def _ended(tables: Tables, retention: str | None) -> Select[Any]:
+_KEEP_MS: BindParameter[int] = bindparam("keep_ms", type_=BigInteger)
+
+
+def _ended(tables: Tables, *, own: bool) -> Select[Any]:
+    return _ended_by(tables, database_now() - _KEEP_MS, own=own)
+
+
+@lru_cache(maxsize=64)
+def _ended_before(tables: Tables, *, own: bool) -> Select[Any]:
+    return _ended_by(tables, bindparam("before_ms", type_=BigInteger) - 1, own=own)
+
+
+def _ended_by(tables: Tables, at_ms: Any, *, own: bool) -> Select[Any]:
+    """Ended at ``at_ms`` or before, with a retention of their own or without; what is still to be told stays."""
     operations, untold = tables.operations, tables.untold
-    keep_ms: BindParameter[int] = bindparam("keep_ms", type_=BigInteger)
     return (
-        select(operations.c.order_no, operations.c.id)
+        select(operations.c.order_no, operations.c.id, operations.c.state)
         .where(
-            operations.c.retention_ms.is_(None) if retention is None else operations.c.retention_ms == keep_ms,
+            operations.c.retention_ms == _KEEP_MS if own else operations.c.retention_ms.is_(None),
             in_states(operations, ENDED_STATES),
-            operations.c.ended_at <= database_now() - keep_ms,
+            operations.c.ended_at <= at_ms,
             ~exists().where(untold.c.operation_id == operations.c.id),
         )
         .order_by(operations.c.ended_at)

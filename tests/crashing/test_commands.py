@@ -176,6 +176,17 @@ CASES = {
         done=None,
         prepare=Scene.succeed,
     ),
+    "results.purge": Case(
+        in_python(
+            "from celery_durable import purge_before; from datetime import *; "
+            "print(purge_before(datetime.now(UTC) + timedelta(hours=1), app=app))"
+        ),
+        lambda scene: len(rows(scene.service, "operations", "id")),
+        before=1,
+        after=0,
+        done=0,
+        prepare=Scene.succeed,
+    ),
     "go.begin": Case(
         [*HOLDER_SERVICE, "go", "--all"],
         Scene.phase,

@@ -7,6 +7,7 @@ from celery_durable.crashpoints import POINTS
 _RARE_PLACES = (
     "results.cancel",
     "results.forget",
+    "results.purge",
     "replies.restored",
     "delivery.put_back",
     "worker.fail",
@@ -44,6 +45,7 @@ RARE = tuple(point for point in POINTS if place_of(point) in _RARE_PLACES)
 _CHANCES = {
     "results.forget.before_commit": 0.4,
     "results.forget.after_commit": 0.6,
+    "results.purge": 0.9,
     "replies.restored": 0.9,
     "worker.cancel.before_commit": 0.5,
     "worker.cancel.after_commit": 0.9,

@@ -35,6 +35,7 @@ class Faults:
             "freeze": (5, processes.freeze),
             "cancel": (3, people.cancel),
             "forget": (4, people.forget),
+            "purge": (1, people.purge),
             "limit": (4, people.limit),
             "pause": (1, people.pause),
             "rebalance": (2, kafka.rebalance),

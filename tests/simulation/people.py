@@ -43,6 +43,11 @@ class People:
         of = ENDED_STATES if self.rng.random() < 0.8 else (*WAITING_STATES, *PERMIT_STATES)
         return self._of_one(Service.forget, of)
 
+    def purge(self) -> bool:
+        """A caller deletes what has ended."""
+        self.there()[self.rng.randrange(len(self.there()))].purge()
+        return True
+
     def _of_one(self, act: Callable[[Service, str], None], states: Collection[str]) -> bool:
         service = self.there()[self.rng.randrange(len(self.there()))]
         view = self.world.checks.views.get(service.name)

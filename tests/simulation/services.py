@@ -21,6 +21,7 @@ from celery_durable.settings import Settings
 from celery_durable.store.accounts import client_identity
 from celery_durable.store.delivery import Outbound
 from celery_durable.store.operations import NewOperation, Operations
+from celery_durable.store.recovery import Recoveries
 from celery_durable.store.schema import CANCELLED, FAILED, SUCCEEDED
 from tests.simulation.databases import SimulatedDatabase, Slot, client_tables
 from tests.simulation.processes import Process, SimulatedLoop
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from tests.simulation.shells import World
 
 TOPIC_PREFIX = "durable"
+PURGED = 5
+"""Operations that a caller deletes at once, at most."""
 
 
 @cache
@@ -187,6 +190,15 @@ class Service:
         def work() -> None:
             with suppress(OperationalError), self.runtime.database.transaction("results.forget") as connection:
                 _operations().forget(connection, operation_id)
+
+        self.web.run(work)
+
+    def purge(self) -> None:
+        """A caller deletes some of what has ended."""
+
+        def work() -> None:
+            with suppress(OperationalError), self.runtime.database.transaction("results.purge") as connection:
+                Recoveries(self.runtime.tables).purge(connection, self.world.clock.now_ms, PURGED)
 
         self.web.run(work)
 
