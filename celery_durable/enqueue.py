@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from celery_durable import transactions
 from celery_durable.declaration import Declaration, Resolved
 from celery_durable.errors import DuplicateOperationError, EnqueueError
 from celery_durable.runtime import Runtime, runtime_of
-from celery_durable.store.operations import BATCH_BYTES, BATCH_ROWS, NewOperation, statements, statements_for
+from celery_durable.store.operations import BATCH_BYTES, NewOperation, statements, statements_for
 from celery_durable.worker import left_over
 
 if TYPE_CHECKING:
@@ -28,10 +28,15 @@ if TYPE_CHECKING:
 class Enqueued:
     """What ``enqueue_many`` did."""
 
-    count: int
-    """Operations that are new."""
+    ids: tuple[str, ...]
+    """The operations' IDs, one a call, in the calls' order."""
     duplicates: tuple[str, ...]
-    """IDs of those that were there already, with the same arguments: nothing changed for them."""
+    """Those of them that were there already, with the same arguments: nothing changed for them."""
+
+    @property
+    def count(self) -> int:
+        """How many operations are new."""
+        return len(self.ids) - len(self.duplicates)
 
 
 def new_operation(captured: CapturedMessage, resolved: Resolved, declaration: Declaration) -> NewOperation:
@@ -139,25 +144,34 @@ def _one_insert(runtime: Runtime) -> Iterator[Connection]:
         yield connection
 
 
-def enqueue_many(task: DurableTask[..., Any], calls: Iterable[Any], *, batch_rows: int = BATCH_ROWS) -> Enqueued:
+def enqueue_many(
+    task: DurableTask[..., Any], calls: Iterable[Any], *, batch_rows: int, progress: Callable[[int], object] | None
+) -> Enqueued:
     """See :meth:`celery_durable.task.DurableTask.enqueue_many`."""
     if isinstance(batch_rows, bool) or not isinstance(batch_rows, int) or batch_rows < 1:
         raise EnqueueError(f"batch_rows = {batch_rows!r:.100}: give a whole number from 1 up")
+    if progress is not None and not callable(progress):
+        raise EnqueueError(f"progress = {progress!r:.100}: give a callable that takes how many calls were written")
     runtime = runtime_of(task.app)
-    count, duplicates = 0, []
+    ids: list[str] = []
+    duplicates: list[str] = []
     try:
         for batch in _batches((task.prepare_call(call) for call in calls), batch_rows):
             with transactions.transaction(runtime, "enqueue.many") as connection:
                 known = statements(connection, runtime.tables).insert_many(connection, batch)
+            ids += [new.id for new in batch]
             duplicates += known
-            count += len(batch) - len(known)
             if not transactions.in_callers_transaction():
                 _ring(runtime, batch)
+            if progress is not None:
+                progress(len(ids))
     except Exception as error:
         if not transactions.in_callers_transaction():
-            error.add_note(f"enqueue_many: {count} operations of batches before this one are committed")
+            error.add_note(
+                f"enqueue_many: {len(ids) - len(duplicates)} operations of batches before this one are committed"
+            )
         raise
-    return Enqueued(count, tuple(duplicates))
+    return Enqueued(tuple(ids), tuple(duplicates))
 
 
 def _batches(operations: Iterator[NewOperation], rows: int) -> Iterator[list[NewOperation]]:

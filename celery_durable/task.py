@@ -207,21 +207,28 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
             "one's link or as the next step of its chain, or call it and return"
         )
 
-    def enqueue_many(self, calls: Iterable[Any], *, batch_rows: int = BATCH_ROWS) -> enqueue.Enqueued:
-        """Enqueues many calls in batches: a few statements for ``batch_rows`` rows, and no more of them in memory.
+    def enqueue_many(
+        self,
+        calls: Iterable[Any],
+        *,
+        batch_rows: int = BATCH_ROWS,
+        progress: Callable[[int], object] | None = None,
+    ) -> enqueue.Enqueued:
+        """Enqueues many calls in batches: a few statements for ``batch_rows`` rows, and of more of them only the IDs
+        in memory.
 
-        In the caller's transaction where :func:`using` is in force. Else each batch is a transaction of its own, and
-        an error tells how many operations the batches before it have enqueued; with a ``task_id`` in each call it can
-        simply be run again.
+        In the caller's transaction where :func:`using` is in force: all or none. Else each batch is a transaction of
+        its own, and an error tells how many operations the batches before it have enqueued; with a ``task_id`` in each
+        call it can simply be run again.
 
         :param calls: any iterable, a generator too, of tuples of positional arguments, or of this task's signatures:
             ``charge.s("acme", amount=12).set(task_id="order-81", account="acme", countdown=10)``.
+        :param progress: called after each batch with the number of calls written so far.
         :raises EnqueueError, DuplicateOperationError: as :meth:`apply_async`; nothing of the present batch was written.
         """
         if self._get_app().conf.task_always_eager:
-            done = [self._apply_call(call) for call in calls]
-            return enqueue.Enqueued(len(done), ())
-        return enqueue.enqueue_many(self, calls, batch_rows=batch_rows)
+            return enqueue.Enqueued(tuple(self._apply_call(call).id for call in calls), ())
+        return enqueue.enqueue_many(self, calls, batch_rows=batch_rows, progress=progress)
 
     def prepare_call(self, call: Any) -> NewOperation:
         """The rows of one item of :meth:`enqueue_many`."""

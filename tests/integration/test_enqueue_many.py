@@ -25,13 +25,15 @@ def test_tuples_and_signatures(shop: Service) -> None:
         shop.charge.s("zeta", amount=2).set(task_id="order-81", account="own", countdown=10, priority=4),
         dict(shop.charge.s("json")),
     ]
-    assert shop.charge.enqueue_many(calls) == Enqueued(4, ())
+    done = shop.charge.enqueue_many(calls)
     rows = shop.rows(shop.tables.operations)
+    assert done == Enqueued(tuple(row.id for row in rows), ())
+    assert done.count == 4
     assert [row.account for row in rows] == ["tenant:acme", "tenant:acme", "own", "tenant:json"]
     assert [row.state for row in rows] == ["queued", "queued", "scheduled", "queued"]
     assert (rows[2].id, rows[2].priority) == ("order-81", 4)
     assert sorted(wake.account for wake in shop.rows(shop.tables.wakes)) == ["own", "tenant:acme", "tenant:json"]
-    assert shop.charge.enqueue_many([]) == Enqueued(0, ())
+    assert shop.charge.enqueue_many([]) == Enqueued((), ())
 
 
 def test_duplicates_are_reported_and_change_nothing(shop: Service) -> None:
@@ -40,11 +42,29 @@ def test_duplicates_are_reported_and_change_nothing(shop: Service) -> None:
     def calls(first: int, last: int) -> Iterator[Any]:
         return (shop.charge.s("acme", amount=n).set(task_id=f"order-{n}") for n in range(first, last))
 
-    assert shop.charge.enqueue_many(calls(0, 5)) == Enqueued(5, ())
-    assert shop.charge.enqueue_many(calls(3, 8)) == Enqueued(3, ("order-3", "order-4"))
+    assert shop.charge.enqueue_many(calls(0, 5)).count == 5
+    done = shop.charge.enqueue_many(calls(3, 8))
+    assert done == Enqueued(tuple(f"order-{n}" for n in range(3, 8)), ("order-3", "order-4"))
+    assert done.count == 3
     twice = [*calls(8, 9), *calls(8, 9)]
-    assert shop.charge.enqueue_many(twice) == Enqueued(1, ("order-8",))
+    assert shop.charge.enqueue_many(twice) == Enqueued(("order-8", "order-8"), ("order-8",))
     assert shop.count(shop.tables.operations) == shop.count(shop.tables.payloads) == 9
+
+
+def test_progress_is_told_after_each_batch(shop: Service) -> None:
+    """In the caller's transaction too; an error of its own ends the rest."""
+    told: list[int] = []
+    calls = [("acme",)] * 5
+    shop.charge.enqueue_many(calls, batch_rows=2, progress=told.append)
+    with shop.runtime.database.engine.begin() as connection, using(connection):
+        shop.charge.enqueue_many(calls, batch_rows=3, progress=told.append)
+    assert told == [2, 4, 5, 3, 5]
+    with pytest.raises(ZeroDivisionError) as caught:
+        shop.charge.enqueue_many(calls, batch_rows=2, progress=lambda done: done // 0)
+    assert caught.value.__notes__ == ["enqueue_many: 2 operations of batches before this one are committed"]
+    with pytest.raises(EnqueueError, match="progress = 5: give a callable"):
+        shop.charge.enqueue_many(calls, progress=5)  # type: ignore[arg-type]
+    assert shop.count(shop.tables.operations) == 12
 
 
 def test_another_body_under_a_known_id_writes_nothing_of_its_batch(shop: Service) -> None:
@@ -121,7 +141,7 @@ def test_a_hundred_thousand_rows_at_once(sqlite_url: str, monkeypatch: pytest.Mo
                     tracemalloc.stop()  # it makes everything slow
                 yield (number,)
 
-        assert shop.plain.enqueue_many(calls()) == Enqueued(ROWS, ())
+        assert shop.plain.enqueue_many(calls()).count == ROWS
         assert shop.count(shop.tables.operations) == shop.count(shop.tables.payloads) == ROWS
         (peak,) = peaks
         assert peak < 30_000_000
