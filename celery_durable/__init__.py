@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         SchemaError,
     )
     from celery_durable.results import DurableAsyncResult
+    from celery_durable.scope import using
     from celery_durable.task import DurableTask, durable_task
-    from celery_durable.transactions import using
 
 __all__ = [
     "AttemptLost",
@@ -76,7 +76,7 @@ _MODULES = {
     "resume": "commands",
     "status": "control",
     "usage": "control",
-    "using": "transactions",
+    "using": "scope",
 }
 
 

@@ -11,11 +11,11 @@ from contextlib import nullcontext, suppress
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, TwoPhaseTransaction, event
+from sqlalchemy import Connection, NestedTransaction, TwoPhaseTransaction, event
 
 from celery_durable.errors import EnqueueError
 from celery_durable.store.operations import BATCH_BYTES, BATCH_ROWS, NewOperation
-from celery_durable.store.sql import is_psycopg
+from celery_durable.store.sql import dialect_of, is_psycopg
 
 Write: TypeAlias = Callable[[Connection, list[NewOperation]], None]
 
@@ -30,7 +30,8 @@ class Collected:
     connection lives. It does not hold the connection, which holds it.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, awaits: bool) -> None:
+        self._awaits = awaits
         self._calls: list[NewOperation] = []
         self._bytes = 0
         self._service: object = None
@@ -69,8 +70,8 @@ class Collected:
         try:
             # Its statements come back here, and find nothing. Where it is more than one, an exception that leaves the
             # transaction alive (SQLite's errors, a time limit's) could tear them apart.
-            is_one_statement = is_psycopg(connection)
-            with nullcontext() if is_one_statement else connection.begin_nested():
+            is_one_statement = is_psycopg(connection) and not self._awaits
+            with nullcontext() if is_one_statement else _savepoint(connection):
                 self._write(connection, calls)
         except BaseException:
             self._calls, self._bytes = calls + self._calls, size + self._bytes
@@ -118,24 +119,25 @@ class Collected:
 _of: WeakKeyDictionary[Connection, Collected] = WeakKeyDictionary()
 
 
-def collect(connection: Connection, service: object, new: NewOperation, write: Write) -> bool:
+def collect(connection: Connection, service: object, new: NewOperation, write: Write, *, awaits: bool = False) -> bool:
     """Adds a call. False: its transaction could end without a listener hearing of it, so insert it now.
 
     Such are autocommit, one that has failed or is not begun, two-phase commit, and drivers that do not say.
 
     :param write: writes calls of this service; must not hold the connection.
+    :param awaits: the connection is an asynchronous one's: its driver is asked nothing now.
     """
     nested = connection.get_nested_transaction()
     if (
         not connection.in_transaction()
         or (nested is not None and not nested.is_active)
         or isinstance(connection.get_transaction(), TwoPhaseTransaction)
-        or _status(connection) != _INTRANS
+        or (not awaits and _status(connection) != _INTRANS)
     ):
         return False
     collected = _of.get(connection)
     if collected is None:
-        collected = _of[connection] = Collected(connection)
+        collected = _of[connection] = Collected(connection, awaits=awaits)
     collected.add(connection, service, new, write)
     return True
 
@@ -164,6 +166,12 @@ def finish(connection: Connection, *, failing: bool) -> None:
 def _stop(connection: Connection, collected: Collected) -> None:
     collected.stop(connection)
     del _of[connection]
+
+
+def _savepoint(connection: Connection) -> NestedTransaction:
+    if dialect_of(connection) == "sqlite" and _status(connection) != _INTRANS:
+        connection.exec_driver_sql("BEGIN")  # pysqlite begins before a write: the savepoint's release would commit
+    return connection.begin_nested()
 
 
 def _status(connection: Connection) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from celery_durable import transactions
+from celery_durable import scope, transactions
 from celery_durable.declaration import Declaration, Resolved
 from celery_durable.errors import DuplicateOperationError, EnqueueError
 from celery_durable.runtime import Runtime, runtime_of
@@ -89,7 +89,10 @@ def insert(app: Celery, new: NewOperation, *, own_id: bool) -> bool:
     if callback:
         left_over.end_after_body()
     try:
-        if transactions.in_callers_transaction():
+        if scope.must_wait():
+            transactions.defer(runtime, new)
+            return False
+        if scope.in_callers_transaction():
             with transactions.transaction(runtime, "enqueue.one") as connection:
                 if own_id and transactions.collect(runtime, connection, new):
                     return False
@@ -157,21 +160,29 @@ def enqueue_many(
     duplicates: list[str] = []
     try:
         for batch in _batches((task.prepare_call(call) for call in calls), batch_rows):
-            with transactions.transaction(runtime, "enqueue.many") as connection:
-                known = statements(connection, runtime.tables).insert_many(connection, batch)
+            known = _write_batch(runtime, batch)
             ids += [new.id for new in batch]
             duplicates += known
-            if not transactions.in_callers_transaction():
+            if not scope.in_callers_transaction():
                 _ring(runtime, batch)
             if progress is not None:
                 progress(len(ids))
     except Exception as error:
-        if not transactions.in_callers_transaction():
+        if not scope.in_callers_transaction():
             error.add_note(
                 f"enqueue_many: {len(ids) - len(duplicates)} operations of batches before this one are committed"
             )
         raise
     return Enqueued(tuple(ids), tuple(duplicates))
+
+
+def _write_batch(runtime: Runtime, batch: Sequence[NewOperation]) -> list[str]:
+    if scope.must_wait():
+        for new in batch:
+            transactions.defer(runtime, new)
+        return []
+    with transactions.transaction(runtime, "enqueue.many") as connection:
+        return statements(connection, runtime.tables).insert_many(connection, batch)
 
 
 def _batches(operations: Iterator[NewOperation], rows: int) -> Iterator[list[NewOperation]]:

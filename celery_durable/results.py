@@ -19,7 +19,7 @@ from celery.exceptions import Retry, TaskError, TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult
 
-from celery_durable import transactions
+from celery_durable import scope, transactions
 from celery_durable.call_options import storable
 from celery_durable.errors import ConfigurationError, EnqueueError
 from celery_durable.outcomes import Encoded, bound_text, decode_result
@@ -112,7 +112,7 @@ class DurableBackend(BaseBackend):
             state = self._committed_state(task_id)
             if state in ENDED_STATES:
                 return cast(dict[str, Any], self.get_task_meta(task_id))
-            if state is None and transactions.in_callers_transaction() and self.read(task_id) is not None:
+            if state is None and scope.in_callers_transaction() and self.read(task_id) is not None:
                 raise RuntimeError(f"operation {task_id} is not committed yet: wait for it after its transaction")
             if state is None and time.monotonic() >= unknown_at:
                 unknown_at = float("inf")

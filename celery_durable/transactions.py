@@ -1,23 +1,20 @@
-"""``with celery_durable.using(session):`` makes enqueue, cancel and commands part of the caller's own transaction."""
+"""The transactions that writes for a caller go through: those of :mod:`celery_durable.scope`, else ones of our own."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session
 
-from celery_durable import collected
+from celery_durable import collected, scope
 from celery_durable.errors import ConfigurationError, EnqueueError
 from celery_durable.store.database import file_problem, redact
 from celery_durable.store.operations import NewOperation, statements
@@ -26,119 +23,11 @@ from celery_durable.store.sql import DIALECTS
 if TYPE_CHECKING:
     from celery_durable.runtime import Runtime
 
-Target: TypeAlias = "Session | Connection | scoped_session[Any]"
-
-
-@dataclass(eq=False, slots=True)
-class _Use:
-    """One ``using`` that was entered here."""
-
-    target: Session | Connection
-    outer: _Use | None
-    owner: tuple[int, object]
-    open: bool = True
-    """Not left yet, nor ended for one that never leaves it."""
-    connections: weakref.WeakSet[Connection] = field(default_factory=weakref.WeakSet)
-    """Those that a call inside it went through."""
-
-
-_entered: ContextVar[_Use | None] = ContextVar("celery_durable_using", default=None)
 _checked: weakref.WeakKeyDictionary[Engine, dict[tuple[str, str | None, str], float]] = weakref.WeakKeyDictionary()
 """Engines whose database was found not to be another service's: until when that is believed (monotonic), by (prefix,
 schema, client_id)."""
 NOBODYS_S = 1.0
 """So long a database that no dispatcher has claimed yet is taken for this service's."""
-
-
-@contextmanager
-def using(target: Target) -> Iterator[None]:
-    """Inside, everything that celery-durable writes for the caller goes through ``target``'s transaction.
-
-    It commits and rolls back with it, savepoints included (case D11); nothing is committed here. Nests: the innermost
-    holds. It holds for this thread or asyncio task, not for those that it starts.
-
-    The first call is written at once. Later ones that no ``task_id`` was given for are written together: before any
-    other statement that SQLAlchemy executes on the connection, before its commit, at the latest when the block ends.
-    What only the database can refuse is told there. Commit and roll back by SQLAlchemy: the driver's own ``commit()``
-    and ``rollback()`` do not know of them, so what waited then is part of the transaction that the block's end begins.
-
-    :param target: a SQLAlchemy ``Session``, ``scoped_session`` or ``Connection`` on the service's own database.
-    :raises EnqueueError: it is something else; or, at the end, as a call.
-    """
-    use = _Use(_accept(target), _in_force(), _owner())
-    _entered.set(use)
-    try:
-        yield
-    except GeneratorExit:
-        # Maybe by the collector of garbage, in the midst of a statement: what follows on the connection writes them.
-        raise
-    except BaseException:
-        _finish(use, failing=True)
-        raise
-    else:
-        _finish(use, failing=False)
-    finally:
-        # In whatever order they are left, and wherever: a generator that was dropped leaves it when it is collected.
-        use.open = False
-        _entered.set(_in_force())
-
-
-def _finish(use: _Use, *, failing: bool) -> None:
-    for connection in list(use.connections):
-        collected.finish(connection, failing=failing)
-
-
-def end_left_over() -> bool:
-    """Ends every :func:`using` that is in force here, for code that did not leave it. True: there was one."""
-    use = _in_force()
-    while (inner := _in_force()) is not None:
-        inner.open = False
-    _entered.set(None)
-    return use is not None
-
-
-def _in_force() -> _Use | None:
-    use = _entered.get()
-    if use is None:
-        return None
-    # A task that asyncio starts, or a thread of its ``to_thread``, has a copy of what was set here.
-    owner = _owner()
-    while use is not None and not (use.open and use.owner == owner):
-        use = use.outer
-    return use
-
-
-def _owner() -> tuple[int, object]:
-    """The thread, and the asyncio task that runs in it."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
-    return threading.get_ident(), task
-
-
-def _target() -> Session | Connection | None:
-    use = _in_force()
-    return None if use is None else use.target
-
-
-def _accept(target: object) -> Session | Connection:
-    if isinstance(target, scoped_session):
-        target = target()
-    if isinstance(target, Session | Connection):
-        return target
-    kind = f"{type(target).__module__}.{type(target).__qualname__}"
-    remedy = "give a SQLAlchemy Session or Connection"
-    if isinstance(target, Engine):
-        remedy = "an engine has no transaction: give a Connection (engine.begin()) or a Session"
-    elif kind.startswith("sqlalchemy.ext.asyncio."):
-        remedy = "inside run_sync, give the sync Session or Connection that it passes"
-    raise EnqueueError(f"using({kind}): {remedy}")
-
-
-def in_callers_transaction() -> bool:
-    """Whether a caller's transaction is in force here."""
-    return _in_force() is not None
 
 
 @contextmanager
@@ -149,7 +38,7 @@ def transaction(runtime: Runtime, place: str) -> Iterator[Connection]:
     :raises EnqueueError: the caller's session or connection cannot be used for this service's tables.
     :raises ConfigurationError: the settings lead to another service's tables, or to none.
     """
-    target = _target()
+    target = scope.target_in_force()
     with database_errors(runtime, target):
         if target is None:
             with runtime.database.transaction(place) as connection:
@@ -165,8 +54,8 @@ def collect(runtime: Runtime, connection: Connection, new: NewOperation) -> bool
     False: it is to be inserted now. So is the first of a block: it tells what is wrong with the tables, and a block
     with one call pays nothing for the collecting.
     """
-    use = _in_force()
-    if use is None or new.eta_delay_ms is not None or new.expires_delay_ms is not None:  # they count from the call on
+    use = scope.in_force()
+    if use is None or use.borrowed or _is_delayed(new):
         return False
     if connection not in use.connections:
         use.connections.add(connection)
@@ -181,13 +70,55 @@ def _write(
         statements(connection, runtime.tables).insert_many(connection, batch)
 
 
+def _is_delayed(new: NewOperation) -> bool:
+    """Its delays count from the call on."""
+    return new.eta_delay_ms is not None or new.expires_delay_ms is not None
+
+
+def defer(runtime: Runtime, new: NewOperation) -> None:
+    """Leaves the operation to be written before the asynchronous connection's next statement, or as its block ends.
+
+    :raises EnqueueError: its transaction is over.
+    """
+    use = scope.in_force()
+    connection = None if use is None else use.target
+    if use is not None and isinstance(connection, Connection):
+        if _is_delayed(new):
+            use.delayed[new.id] = time.monotonic()
+        write = partial(_write_deferred, runtime, use.delayed)
+        if collected.collect(connection, runtime, new, write, awaits=True):
+            return
+    raise EnqueueError("using(): its transaction is over; enter `async with using(…)` for each transaction")
+
+
+def _write_deferred(
+    runtime: Runtime, delayed: dict[str, float], connection: Connection, batch: list[NewOperation]
+) -> None:
+    with database_errors(runtime, connection):
+        _connection(runtime, connection)
+        calls = [_since(new, delayed.pop(new.id, None)) for new in batch]
+        statements(connection, runtime.tables).insert_many(connection, calls)
+
+
+def _since(new: NewOperation, begun_s: float | None) -> NewOperation:
+    """The operation with what is left of its delays."""
+    if begun_s is None:
+        return new
+    waited_ms = round((time.monotonic() - begun_s) * 1000)
+    names = ("eta_delay_ms", "expires_delay_ms")
+    left: dict[str, Any] = {
+        name: max(0, delay_ms - waited_ms) for name in names if (delay_ms := getattr(new, name)) is not None
+    }
+    return replace(new, **left)
+
+
 @contextmanager
 def reading(runtime: Runtime) -> Iterator[Connection]:
     """A connection to read with: the caller's where there is one, since only that sees what is not committed yet.
 
     :raises EnqueueError: as :func:`transaction`.
     """
-    target = _target()
+    target = scope.target_in_force()
     if target is not None:
         with database_errors(runtime, target):
             yield _connection(runtime, target)
@@ -197,6 +128,11 @@ def reading(runtime: Runtime) -> Iterator[Connection]:
 
 
 def _connection(runtime: Runtime, target: Session | Connection) -> Connection:
+    if scope.must_wait():
+        raise EnqueueError(
+            f"using({_name(target)}): this needs the database's answer at once, which only code inside "
+            "`await session.run_sync(…)` can wait for"
+        )
     connection = target if isinstance(target, Connection) else target.connection()
     if connection.dialect.name not in DIALECTS:
         raise EnqueueError(

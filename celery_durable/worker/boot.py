@@ -1,4 +1,7 @@
-"""Has a worker, or a beat, refuse to start where no durable task could run: a wrong setting, a database not ready."""
+"""Has a worker, or a beat, refuse to start where no durable task could run: a wrong setting, a database not ready.
+
+And has a worker with threads outlive the loss of its broker (case C4).
+"""
 
 from __future__ import annotations
 
@@ -33,3 +36,14 @@ def _check(sender: Any, **_: Any) -> None:
     except ConfigurationError as error:
         error.show()
         sys.exit(error.exit_code)  # Celery logs what else a receiver raises, and goes on
+    if _acknowledges_in_threads(getattr(sender, "pool_cls", None)):
+        # Celery 5.7 restores a prefetch count that it reduced after a lost connection from a thread of the pool. On
+        # AMQP that thread and the main one then wait for each other's frames, and the worker takes nothing any more.
+        app.conf.worker_enable_prefetch_count_reduction = False
+
+
+def _acknowledges_in_threads(pool: Any) -> bool:
+    from celery.concurrency import get_implementation
+    from celery.concurrency.thread import TaskPool
+
+    return pool is not None and issubclass(get_implementation(pool), TaskPool)

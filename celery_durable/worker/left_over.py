@@ -11,7 +11,7 @@ import threading
 from celery import current_task
 from celery.utils.log import get_logger
 
-from celery_durable import transactions
+from celery_durable import scope
 from celery_durable.worker import runs
 from celery_durable.worker.runs import Run
 
@@ -30,7 +30,7 @@ def end_after_body() -> None:
 
 def end(run: Run) -> None:
     """Ends what is in force in this thread, with a warning."""
-    if transactions.end_left_over():
+    if scope.end_left_over():
         logger.warning(
             "Operation %s: its task entered using() and did not leave it: write `with using(session): …`. "
             "What it enqueued there is kept only if it has committed that transaction",

@@ -107,6 +107,27 @@ def test_a_purged_and_restarted_rabbitmq_loses_nothing(
         History([service]).check_bound(2)
 
 
+def test_a_worker_with_threads_takes_messages_again_after_rabbitmq_was_killed(
+    tmp_path: Path, mock_kafka: Kafka, postgresql_server: str, own_rabbitmq: RabbitMQ
+) -> None:
+    """Case C4: also where it ran something when its connection was lost, which reduces Celery's prefetch count."""
+    with Stack(tmp_path, kafka=mock_kafka, postgresql=postgresql_server) as stack:
+        service = stack.service(resend_min_s=1.0)
+        service.broker |= {"broker_url": own_rabbitmq.new_vhost(), "worker_enable_remote_control": False}
+        service.broker |= {"worker_prefetch_multiplier": 1}
+        stack.holder()
+        service.dispatcher()
+        service.worker(concurrency=8, pool="threads")
+        for number in range(6):
+            service.task("work").delay(f"tenant:{number}", 3.0)
+        wait_until(lambda: count(service, "running") == 6, 60, what="six that run")
+        own_rabbitmq.kill()
+        for number in range(100):
+            service.task("add").delay(number, 1)
+        own_rabbitmq.start()
+        wait_until(lambda: count(service, "succeeded") == 106, 60, what="all succeeded after a restart")
+
+
 @pytest.mark.redis
 def test_enqueue_needs_neither_broker_nor_result_backend(on_own_redis: Stack, own_redis: Redis) -> None:
     """Cases C19 and C24: both unreachable: ``delay`` returns, the row is committed, and it runs when they are back."""

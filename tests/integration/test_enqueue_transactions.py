@@ -105,7 +105,7 @@ def test_a_duplicate_that_is_refused_leaves_the_transaction_usable(shop: Service
 def test_it_holds_for_its_own_thread_and_asyncio_task(shop: Service) -> None:
     with shop.runtime.database.engine.connect() as connection, using(connection):
         seen: list[bool] = []
-        thread = threading.Thread(target=lambda: seen.append(celery_durable.transactions.in_callers_transaction()))
+        thread = threading.Thread(target=lambda: seen.append(celery_durable.scope.in_callers_transaction()))
         thread.start()
         thread.join()
         assert seen == [False]
@@ -113,17 +113,17 @@ def test_it_holds_for_its_own_thread_and_asyncio_task(shop: Service) -> None:
     async def inside() -> bool:
         with shop.runtime.database.engine.connect() as connection, using(connection):
             await asyncio.sleep(0)
-            return celery_durable.transactions.in_callers_transaction()
+            return celery_durable.scope.in_callers_transaction()
 
     async def both() -> tuple[bool, bool]:
         task = asyncio.create_task(inside())
         await asyncio.sleep(0)
-        return celery_durable.transactions.in_callers_transaction(), await task
+        return celery_durable.scope.in_callers_transaction(), await task
 
     assert asyncio.run(both()) == (False, True)
 
     async def started_inside() -> tuple[bool, bool, bool]:
-        in_force = celery_durable.transactions.in_callers_transaction
+        in_force = celery_durable.scope.in_callers_transaction
 
         async def elsewhere() -> bool:
             return in_force()

@@ -364,18 +364,18 @@ MUTATIONS: dict[str, Mutation] = {
     "": Mutation(nullcontext),
     "admit without counting": Mutation(_admit_without_counting, ("bound",)),
     "give groups no limit": Mutation(_give_groups_no_limit, ("group bound",), seed=1),
-    "admit one more than was given": Mutation(_admit_one_more_than_was_given, ("level",), seed=2),
+    "admit one more than was given": Mutation(_admit_one_more_than_was_given, ("level",), seed=28),
     "ignore ceilings": Mutation(_ignore_ceilings, ("ceiling",), seed=14, profile=True),
-    "count only the newest reply": Mutation(_count_only_the_newest_reply, ("covers", "bound"), seed=2),
+    "count only the newest reply": Mutation(_count_only_the_newest_reply, ("covers", "bound"), seed=7, profile=True),
     "ignore keeps": Mutation(_ignore_keeps, ("covers", "bound"), seed=63, profile=True),
     "skip the wait for the new epoch": Mutation(
-        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=19, profile=True
+        _skip_the_wait_for_the_new_epoch, ("covers", "bound"), seed=79, profile=True
     ),
     "free on silence": Mutation(_free_on_silence, ("covers", "bound"), seed=11, profile=True),
-    "apply an older reply": Mutation(_apply_an_older_reply, ("ack",), seed=1),
+    "apply an older reply": Mutation(_apply_an_older_reply, ("ack",), seed=2),
     "number reports anew with each row": Mutation(_number_reports_anew_with_each_row, ("seq",)),
     "number decisions backwards": Mutation(_number_decisions_backwards, ("version",)),
-    "begin an older epoch": Mutation(_begin_an_older_epoch, ("epoch",), seed=4),
+    "begin an older epoch": Mutation(_begin_an_older_epoch, ("epoch",), seed=19, profile=True),
     "move offsets back": Mutation(_move_offsets_back, ("offset",)),
     "retry the attempt before": Mutation(_retry_the_attempt_before, ("attempt",), seed=1),
     "advance without compare-and-set": Mutation(_advance_without_compare_and_set, ("read once",), seed=3),
@@ -385,8 +385,8 @@ MUTATIONS: dict[str, Mutation] = {
     "settle without token": Mutation(_settle_without_token, ("fenced",), seed=47, profile=True),
     "start what runs": Mutation(_start_what_runs, ("fenced",), seed=1),
     "trust a database that went back": Mutation(_trust_a_database_that_went_back, ("noticed",), seed=22, profile=True),
-    "send without commit": Mutation(_send_without_commit, ("one body",), seed=53, profile=True),
-    "cancel what has ended": Mutation(_cancel_what_has_ended, ("ended stays",), seed=1),
+    "send without commit": Mutation(_send_without_commit, ("one body",), seed=4),
+    "cancel what has ended": Mutation(_cancel_what_has_ended, ("ended stays",), seed=31, profile=True),
     "delete what runs": Mutation(_delete_what_runs, ("kept",), seed=1),
     "settle without a wake": Mutation(_settle_without_a_wake, ("all ran",)),
     "never send again": Mutation(_forget_what_is_due, ("all ran",), seed=1),
@@ -396,12 +396,12 @@ MUTATIONS: dict[str, Mutation] = {
     "believe that nothing is given back": Mutation(
         _believe_nothing_is_given_back, ("quiescence",), seed=52, profile=True
     ),
-    "give by the highest limit": Mutation(_give_by_the_highest_limit, ("over",), seed=1),
-    "take what still beats": Mutation(_take_what_still_beats, ("overdue",), seed=7, profile=True),
+    "give by the highest limit": Mutation(_give_by_the_highest_limit, ("over",), seed=7, profile=True),
+    "take what still beats": Mutation(_take_what_still_beats, ("overdue",), seed=1),
     "fail what was lost once": Mutation(_fail_what_was_lost_once, ("right end",), seed=1),
     "settle before the body ends": Mutation(_settle_before_the_body_ends, ("bodies",)),
     "settle before the body ends, in groups": Mutation(
-        partial(_settle_before_the_body_ends, in_groups=True), ("group bodies",), seed=18
+        partial(_settle_before_the_body_ends, in_groups=True), ("group bodies",), seed=31, profile=True
     ),
     "leave no mark of an end": Mutation(_leave_no_mark_of_an_end, ("told",), seed=7, profile=True),
     "run what runs": Mutation(_run_what_runs, ("caused", "bodies"), seed=1),

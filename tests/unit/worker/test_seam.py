@@ -18,8 +18,8 @@ from sqlalchemy.exc import OperationalError
 from celery_durable import DurableTask, using
 from celery_durable.errors import EnqueueError
 from celery_durable.runtime import runtime_of
+from celery_durable.scope import in_callers_transaction
 from celery_durable.store.database import Database
-from celery_durable.transactions import in_callers_transaction
 from celery_durable.worker import abort, runs, tracer
 from celery_durable.worker.retry import is_retry, stage_retry
 from celery_durable.worker.runs import Run
