@@ -135,6 +135,7 @@ def end_left_over() -> bool:
 
 
 def in_force() -> Use | None:
+    """The innermost :class:`using` of this thread and asyncio task that was not left yet."""
     use = _entered.get()
     if use is None:
         return None
@@ -155,6 +156,7 @@ def _owner() -> tuple[int, object]:
 
 
 def target_in_force() -> Session | Connection | None:
+    """What statements go through here; None: transactions of our own."""
     use = in_force()
     return None if use is None else use.target
 
