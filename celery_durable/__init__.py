@@ -24,11 +24,14 @@ if TYPE_CHECKING:
         OperationNotFound,
         SchemaError,
     )
+    from celery_durable.monitoring.inspect import Account, AccountGroup
     from celery_durable.results import DurableAsyncResult
     from celery_durable.scope import using
     from celery_durable.task import DurableTask, durable_task
 
 __all__ = [
+    "Account",
+    "AccountGroup",
     "AttemptLost",
     "ConfigurationError",
     "DuplicateOperationError",
@@ -55,6 +58,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Account": "monitoring.inspect",
+    "AccountGroup": "monitoring.inspect",
     "AttemptLost": "errors",
     "ConfigurationError": "errors",
     "DuplicateOperationError": "errors",

@@ -6,8 +6,10 @@ rolls back discards it. So nobody on the connection can tell it from a call that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -23,19 +25,37 @@ _ACTIVE, _INTRANS, _INERROR, _UNKNOWN = 1, 2, 3, 4
 """libpq's ``PQTRANS_ACTIVE``, and so on."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call, and who writes it."""
+
+    new: NewOperation
+    service: object
+    write: Write
+    asynchronous: bool
+    """It may have an ID that others know, and delays that count from now on."""
+    made_s: float
+    """Monotonic."""
+
+    def since(self) -> NewOperation:
+        """The operation with what is left of its delays."""
+        names = ("eta_delay_ms", "expires_delay_ms")
+        delays = {name: delay_ms for name in names if (delay_ms := getattr(self.new, name)) is not None}
+        waited_ms = round((time.monotonic() - self.made_s) * 1000)
+        left: dict[str, Any] = {name: max(0, delay_ms - waited_ms) for name, delay_ms in delays.items()}
+        return replace(self.new, **left) if left else self.new
+
+
 class Collected:
-    """The calls of one connection that are not written yet, all of one service.
+    """The calls of one connection that are not written yet.
 
     Made by the first call that can wait; it listens to its connection until :func:`finish`, or as long as the
     connection lives. It does not hold the connection, which holds it.
     """
 
-    def __init__(self, connection: Connection, *, awaits: bool) -> None:
-        self._awaits = awaits
-        self._calls: list[NewOperation] = []
+    def __init__(self, connection: Connection) -> None:
+        self._calls: list[_Call] = []
         self._bytes = 0
-        self._service: object = None
-        self._write: Write | None = None
         self._listeners = (
             ("before_cursor_execute", self._before_statement),
             ("commit", self._before_commit),
@@ -51,28 +71,29 @@ class Collected:
         for name, listener in self._listeners:
             event.remove(connection, name, listener)
 
-    def add(self, connection: Connection, service: object, new: NewOperation, write: Write) -> None:
-        """Adds a call, after writing those before it where the batch is full, or another service's."""
-        if self._service is not service or len(self._calls) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
+    def add(self, connection: Connection, call: _Call) -> None:
+        """Adds a call; where the batch is full, after writing those before it. An asynchronous one only waits."""
+        if not call.asynchronous and (len(self._calls) >= BATCH_ROWS or self._bytes >= BATCH_BYTES):
             self.flush(connection)
-            self._service, self._write = service, write
-        self._calls.append(new)
-        self._bytes += len(new.body)
+        self._calls.append(call)
+        self._bytes += len(call.new.body)
 
     def flush(self, connection: Connection) -> None:
         """Writes all or none. After an error they are still here, and written before what comes next, or never."""
-        if not self._calls or self._write is None:
+        if not self._calls:
             return
         calls, size = self._calls, self._bytes
         self.discard()
         if _status(connection) == _INERROR:
             return  # nothing that came after the last savepoint can be kept
         try:
-            # Its statements come back here, and find nothing. Where it is more than one, an exception that leaves the
-            # transaction alive (SQLite's errors, a time limit's) could tear them apart.
-            is_one_statement = is_psycopg(connection) and not self._awaits
+            # Its statements come back here, and find nothing. Where they are more than one, an exception that leaves
+            # the transaction alive (SQLite's errors, a time limit's, a known ID with other arguments) could tear them.
+            batches = list(_batches(calls))
+            is_one_statement = is_psycopg(connection) and len(batches) == 1 and not calls[0].asynchronous
             with nullcontext() if is_one_statement else _savepoint(connection):
-                self._write(connection, calls)
+                for batch in batches:
+                    batch[0].write(connection, [call.since() for call in batch])
         except BaseException:
             self._calls, self._bytes = calls + self._calls, size + self._bytes
             raise
@@ -119,26 +140,43 @@ class Collected:
 _of: WeakKeyDictionary[Connection, Collected] = WeakKeyDictionary()
 
 
-def collect(connection: Connection, service: object, new: NewOperation, write: Write, *, awaits: bool = False) -> bool:
+def _batches(calls: list[_Call]) -> Iterator[list[_Call]]:
+    """The calls in their order: each batch is of one service, and of one kind."""
+    batch: list[_Call] = []
+    size = 0
+    for call in calls:
+        differs = batch and (call.service is not batch[0].service or call.asynchronous != batch[0].asynchronous)
+        if differs or len(batch) >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(call)
+        size += len(call.new.body)
+    yield batch
+
+
+def collect(
+    connection: Connection, service: object, new: NewOperation, write: Write, *, asynchronous: bool = False
+) -> bool:
     """Adds a call. False: its transaction could end without a listener hearing of it, so insert it now.
 
     Such are autocommit, one that has failed or is not begun, two-phase commit, and drivers that do not say.
 
     :param write: writes calls of this service; must not hold the connection.
-    :param awaits: the connection is an asynchronous one's: its driver is asked nothing now.
+    :param asynchronous: nothing can be written now, so it may wait before the driver has begun; False tells that the
+        transaction is over.
     """
     nested = connection.get_nested_transaction()
     if (
         not connection.in_transaction()
         or (nested is not None and not nested.is_active)
         or isinstance(connection.get_transaction(), TwoPhaseTransaction)
-        or (not awaits and _status(connection) != _INTRANS)
+        or (not asynchronous and _status(connection) != _INTRANS)
     ):
         return False
     collected = _of.get(connection)
     if collected is None:
-        collected = _of[connection] = Collected(connection, awaits=awaits)
-    collected.add(connection, service, new, write)
+        collected = _of[connection] = Collected(connection)
+    collected.add(connection, _Call(new, service, write, asynchronous, time.monotonic()))
     return True
 
 

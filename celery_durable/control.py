@@ -1,4 +1,4 @@
-"""What code asks and tells by an operation's ID alone: where it is, that it ends, that what ended long ago may go.
+"""Status, usage, cancel and purge by an operation's ID or an account's name alone.
 
 All of it goes to this service's own database, in the caller's transaction where :func:`celery_durable.using` is in
 force; so it works while Kafka, the holder and the broker are down.
@@ -20,7 +20,7 @@ from celery_durable.monitoring import inspect
 from celery_durable.monitoring.inspect import Account
 from celery_durable.results import DurableAsyncResult, durable_backend
 from celery_durable.runtime import app_or_current, runtime_of
-from celery_durable.store.recovery import Recoveries
+from celery_durable.store import recovery
 from celery_durable.store.schema import CANCELLED, FAILED, SUCCEEDED
 from celery_durable.templates import check_key
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 PURGE_ROWS = 1_000
 """Operations that :func:`purge_before` deletes in one transaction, at most."""
-ACCOUNTS_MAX = 1_000
-"""Accounts that :func:`usage` gives, at most."""
 
 
 _SAME = ("id", "task", "state", "account", "group", "queue", "priority", "attempt", "retries", "worker", "error")
@@ -56,7 +54,7 @@ class OperationStatus:
     """The hostname of the worker of the present or last attempt."""
     enqueued_at: datetime
     due_at: datetime | None
-    """When it is due (``scheduled``, ``retrying``), or is sent, again (``admitted``)."""
+    """When it is due (``scheduled``, ``retrying``), or is sent again (``admitted``)."""
     expires_at: datetime | None
     admitted_at: datetime | None
     started_at: datetime | None
@@ -113,13 +111,13 @@ def usage(account: str | None = None, *, app: Celery | None = None) -> Sequence[
     """
     if account is not None:
         check_key("account", account)
-    return inspect.accounts(runtime_of(app_or_current(app)), limit=ACCOUNTS_MAX, name=account)
+    return inspect.accounts(runtime_of(app_or_current(app)), name=account)
 
 
 def cancel(operation_id: str, reason: str = "cancelled", *, app: Celery | None = None) -> bool:
     """Ends an operation that does not run, and asks the worker of one that runs to stop it.
 
-    For which of them it was see :meth:`DurableAsyncResult.cancel`.
+    :meth:`DurableAsyncResult.cancel` tells which of the two it was.
 
     :returns: whether it did either; False: it had ended before, or there is none.
     :raises EnqueueError: the reason is no text.
@@ -142,14 +140,13 @@ def purge_before(time: datetime, *, app: Celery | None = None) -> Purged:
     if not isinstance(time, datetime):
         raise EnqueueError(f"time = {time!r:.100}: give a datetime; what ended before it is deleted")
     runtime = runtime_of(app_or_current(app))
-    statements = Recoveries(runtime.tables)
     before_ms = round(maybe_make_aware(time).timestamp() * 1000)
     counts: Counter[str] = Counter()
     while True:
         with transactions.transaction(runtime, "results.purge") as connection:
-            deleted = statements.purge(connection, before_ms, PURGE_ROWS)
+            deleted = recovery.purge(connection, runtime.tables, before_ms, PURGE_ROWS)
         counts.update(deleted)
-        if not deleted:
+        if deleted.total() < PURGE_ROWS:
             return Purged(succeeded=counts[SUCCEEDED], failed=counts[FAILED], cancelled=counts[CANCELLED])
 
 

@@ -36,7 +36,7 @@ class DuplicateOperationError(EnqueueError):
 
 
 class OperationNotFound(DurableError, LookupError):
-    """There is no operation with this ID: never enqueued here, not committed yet, or deleted after its retention."""
+    """There is no operation with this ID: never enqueued here, not committed yet, or deleted after its end."""
 
 
 class NonRetryable(Exception):

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
+from sqlalchemy.util import concurrency
 
-from celery_durable import collected, guests
+from celery_durable import collected, targets
 
 Target: TypeAlias = Any
 """No type has all that is taken: Django's and the drivers' connections need not be installed."""
@@ -32,12 +33,10 @@ class Use:
     """Not left yet, nor ended for one that never leaves it."""
     borrowed: bool = False
     """SQLAlchemy does not hear of the connection's other statements, nor of its commit: nothing waits."""
-    deferred: bool = False
-    """It is an asynchronous one's: all that is enqueued waits until its statements can be awaited."""
+    asynchronous: bool = False
+    """All that is enqueued waits until the connection's statements can be awaited."""
     connections: weakref.WeakSet[Connection] = field(default_factory=weakref.WeakSet)
     """Those that a call inside it went through."""
-    delayed: dict[str, float] = field(default_factory=dict)
-    """Of those that wait, by ID, since when a delay counts (monotonic)."""
 
 
 _entered: ContextVar[Use | None] = ContextVar("celery_durable_using", default=None)
@@ -62,16 +61,18 @@ class using:  # noqa: N801 - reads as the statement that it is part of
     :param target: on the service's own database: a SQLAlchemy ``Session``, ``scoped_session`` or ``Connection``; a
         connection of Django's, psycopg's, psycopg2's or ``sqlite3``'s, in a transaction or about to begin one.
     :raises EnqueueError: when it is entered: it is something else, or would commit each statement by itself; at the
-        end, as a call.
+        end, as a call, and :class:`DuplicateOperationError` at the end of an ``async`` block.
+    :raises RuntimeError: this one was entered before.
     """
 
     def __init__(self, target: Target) -> None:
         self._given = target
         self._scope: AbstractContextManager[None] | None = None
-        self._asynchronous: guests.Asynchronous | None = None
+        self._asynchronous: targets.Asynchronous | None = None
 
     def __enter__(self) -> None:
-        accepted = guests.accept(self._given)
+        self._require_new()
+        accepted = targets.accept(self._given)
         self._scope = _scope(Use(accepted.target, in_force(), _owner(), borrowed=accepted.borrowed))
         self._scope.__enter__()
 
@@ -79,12 +80,13 @@ class using:  # noqa: N801 - reads as the statement that it is part of
         return None if self._scope is None else self._scope.__exit__(*error)
 
     async def __aenter__(self) -> None:
-        found = self._asynchronous = await guests.accept_async(self._given)
+        self._require_new()
+        found = self._asynchronous = await targets.accept_async(self._given)
         if found is None:
             self.__enter__()
             return
         found.enter()
-        self._scope = _scope(Use(found.connection.sync_connection, in_force(), _owner(), deferred=True))
+        self._scope = _scope(Use(found.connection.sync_connection, in_force(), _owner(), asynchronous=True))
         self._scope.__enter__()
 
     async def __aexit__(self, *error: Any) -> bool | None:
@@ -97,6 +99,10 @@ class using:  # noqa: N801 - reads as the statement that it is part of
                 self.__exit__(*sys.exc_info())
                 raise
         return self.__exit__(*error)
+
+    def _require_new(self) -> None:
+        if self._scope is not None:
+            raise RuntimeError("this using() was entered before: make another one for each block")
 
 
 @contextmanager
@@ -169,11 +175,9 @@ def in_callers_transaction() -> bool:
 def must_wait() -> bool:
     """Whether the transaction in force here is an asynchronous one, whose statements can only be awaited."""
     use = in_force()
-    return use is not None and use.deferred and not _is_awaited_for()
+    return use is not None and use.asynchronous and not _is_awaited_for()
 
 
 def _is_awaited_for() -> bool:
     """Inside ``run_sync``, where SQLAlchemy awaits for whoever calls."""
-    from greenlet import getcurrent  # SQLAlchemy's asynchronous connections need it
-
-    return bool(getattr(getcurrent(), "__sqlalchemy_greenlet_provider__", False))
+    return bool(concurrency.in_greenlet())

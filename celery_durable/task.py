@@ -190,9 +190,11 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
         error = exc if isinstance(exc, BaseException) else sys.exc_info()[1]
         if isinstance(error, NonRetryable):
             raise error
-        own = self.declaration.retry_delay
-        if own is not None and eta is None and countdown is None and not self.request.called_directly:
-            countdown = retry_delay_s(self.name, own, error, self.request.retries or 0)
+        own, retries = self.declaration.retry_delay, self.request.retries or 0
+        most = self.max_retries if max_retries is None else max_retries
+        is_last = self.request.called_directly or (most is not None and retries >= most)
+        if own is not None and eta is None and countdown is None and not is_last:
+            countdown = retry_delay_s(self.name, own, error, retries)
         return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
 
     def replace(self, sig: Any) -> Any:
@@ -214,20 +216,24 @@ class DurableTask(WorkerSeam, Task, Generic[P, R]):
         batch_rows: int = BATCH_ROWS,
         progress: Callable[[int], object] | None = None,
     ) -> enqueue.Enqueued:
-        """Enqueues many calls in batches: a few statements for ``batch_rows`` rows, and of more of them only the IDs
-        in memory.
+        """Enqueues many calls in batches, each a few statements. Of the batches before it only the IDs are in memory.
 
-        In the caller's transaction where :func:`using` is in force: all or none. Else each batch is a transaction of
-        its own, and an error tells how many operations the batches before it have enqueued; with a ``task_id`` in each
-        call it can simply be run again.
+        Where :func:`using` is in force the batches are part of the caller's transaction, which is to be rolled back
+        after an error. Else each batch is a transaction of its own, and an error tells how many operations the batches
+        before it have enqueued; with a ``task_id`` in each call it can simply be run again. In an ``async with using``
+        all of it waits in memory, and nobody knows yet which calls are duplicates.
 
         :param calls: any iterable, a generator too, of tuples of positional arguments, or of this task's signatures:
             ``charge.s("acme", amount=12).set(task_id="order-81", account="acme", countdown=10)``.
-        :param progress: called after each batch with the number of calls written so far.
+        :param batch_rows: calls in a batch, at most.
+        :param progress: called after each batch with the number of calls that it and those before it had.
         :raises EnqueueError, DuplicateOperationError: as :meth:`apply_async`; nothing of the present batch was written.
         """
         if self._get_app().conf.task_always_eager:
-            return enqueue.Enqueued(tuple(self._apply_call(call).id for call in calls), ())
+            ids = tuple(self._apply_call(call).id for call in calls)
+            if progress is not None:
+                progress(len(ids))
+            return enqueue.Enqueued(ids, ())
         return enqueue.enqueue_many(self, calls, batch_rows=batch_rows, progress=progress)
 
     def prepare_call(self, call: Any) -> NewOperation:

@@ -6,7 +6,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +54,23 @@ def collect(runtime: Runtime, connection: Connection, new: NewOperation) -> bool
     with one call pays nothing for the collecting.
     """
     use = scope.in_force()
-    if use is None or use.borrowed or _is_delayed(new):
-        return False
+    if use is None or use.borrowed or new.eta_delay_ms is not None or new.expires_delay_ms is not None:
+        return False  # a delay counts from the call on
     if connection not in use.connections:
         use.connections.add(connection)
         return False
     return collected.collect(connection, runtime, new, partial(_write, runtime, weakref.ref(use.target)))
+
+
+def defer(runtime: Runtime, new: NewOperation) -> None:
+    """Leaves the operation to be written before the asynchronous connection's next statement, or as its block ends.
+
+    :raises EnqueueError: its transaction is over.
+    """
+    connection: Any = scope.target_in_force()
+    write = partial(_write_deferred, runtime)
+    if not collected.collect(connection, runtime, new, write, asynchronous=True):
+        raise EnqueueError("using(): its transaction is over; enter `async with using(…)` for each transaction")
 
 
 def _write(
@@ -70,46 +80,10 @@ def _write(
         statements(connection, runtime.tables).insert_many(connection, batch)
 
 
-def _is_delayed(new: NewOperation) -> bool:
-    """Its delays count from the call on."""
-    return new.eta_delay_ms is not None or new.expires_delay_ms is not None
-
-
-def defer(runtime: Runtime, new: NewOperation) -> None:
-    """Leaves the operation to be written before the asynchronous connection's next statement, or as its block ends.
-
-    :raises EnqueueError: its transaction is over.
-    """
-    use = scope.in_force()
-    connection = None if use is None else use.target
-    if use is not None and isinstance(connection, Connection):
-        if _is_delayed(new):
-            use.delayed[new.id] = time.monotonic()
-        write = partial(_write_deferred, runtime, use.delayed)
-        if collected.collect(connection, runtime, new, write, awaits=True):
-            return
-    raise EnqueueError("using(): its transaction is over; enter `async with using(…)` for each transaction")
-
-
-def _write_deferred(
-    runtime: Runtime, delayed: dict[str, float], connection: Connection, batch: list[NewOperation]
-) -> None:
+def _write_deferred(runtime: Runtime, connection: Connection, batch: list[NewOperation]) -> None:
     with database_errors(runtime, connection):
-        _connection(runtime, connection)
-        calls = [_since(new, delayed.pop(new.id, None)) for new in batch]
-        statements(connection, runtime.tables).insert_many(connection, calls)
-
-
-def _since(new: NewOperation, begun_s: float | None) -> NewOperation:
-    """The operation with what is left of its delays."""
-    if begun_s is None:
-        return new
-    waited_ms = round((time.monotonic() - begun_s) * 1000)
-    names = ("eta_delay_ms", "expires_delay_ms")
-    left: dict[str, Any] = {
-        name: max(0, delay_ms - waited_ms) for name in names if (delay_ms := getattr(new, name)) is not None
-    }
-    return replace(new, **left)
+        _require_right(runtime, connection)
+        statements(connection, runtime.tables).insert_many(connection, batch)
 
 
 @contextmanager
@@ -134,6 +108,12 @@ def _connection(runtime: Runtime, target: Session | Connection) -> Connection:
             "`await session.run_sync(…)` can wait for"
         )
     connection = target if isinstance(target, Connection) else target.connection()
+    _require_right(runtime, connection)
+    return connection
+
+
+def _require_right(runtime: Runtime, connection: Connection) -> None:
+    """Refuses a caller's connection to another kind of database, or to another service's."""
     if connection.dialect.name not in DIALECTS:
         raise EnqueueError(
             f"using({_name(connection)}): operations are kept in {' or '.join(DIALECTS)}; give a session on this "
@@ -145,7 +125,6 @@ def _connection(runtime: Runtime, target: Session | Connection) -> Connection:
             f"using({_name(connection)}): its database belongs to client_id {owner!r}, this service is "
             f"{runtime.settings.client_id!r}; give a session on this service's own database"
         )
-    return connection
 
 
 def is_own(runtime: Runtime) -> bool:

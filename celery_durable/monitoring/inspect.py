@@ -115,12 +115,19 @@ class Account:
 
     account: str
     limit: int | None
+    """Of the account over all services; None: the holder has not said it yet."""
     source: str | None
+    """Where the limit comes from: ``declared``, ``default``, ``command``, or a rule."""
     in_use_everywhere: int | None
+    """By all services, as the holder said last."""
     in_use: int
+    """By this service, now."""
     waiting: int
+    """Queued by this service."""
     scheduled: int
+    """Not due yet, of this service."""
     oldest_wait_s: float | None
+    """Since the oldest queued one was enqueued; None: none waits."""
     groups: Sequence[AccountGroup]
 
 
@@ -182,8 +189,8 @@ def find(connection: Connection, runtime: Runtime, operation_id: str) -> Any:
         row = connection.execute(_operations(runtime).where(operations.c.id == operation_id)).one_or_none()
     if row is None:
         raise OperationNotFound(
-            f"operation {operation_id!r:.300}: none in this service's database; it was never enqueued here, or was "
-            "deleted after its retention"
+            f"operation {operation_id!r:.300}: none in this service's database; it was never enqueued here, is not "
+            "committed yet, or was deleted after its end"
         )
     return row
 
@@ -232,15 +239,16 @@ def accounts(runtime: Runtime, *, limit: int = 1_000, name: str | None = None) -
         .where(operations.c.account.is_not(None), in_states(operations, (*PERMIT_STATES, QUEUED, SCHEDULED)))
         .group_by(operations.c.account, operations.c.group, operations.c.state)
     )
-    known_names = select(rows.c.account).order_by(rows.c.account).limit(limit)
     if name is not None:
-        live, known_names = live.where(operations.c.account == name), known_names.where(rows.c.account == name)
+        live = live.where(operations.c.account == name)
     with transactions.reading(runtime) as connection:
         counted: dict[str, list[Any]] = {}
         for row in connection.execute(live):
             counted.setdefault(row.account, []).append(row)
-        names = {*counted, *connection.scalars(known_names), *(() if name is None else (name,))}
-        chosen = sorted(names)[:limit]
+        chosen = [] if name is None else [name]
+        if name is None:
+            leased = connection.scalars(select(rows.c.account).order_by(rows.c.account).limit(limit))
+            chosen = sorted({*counted, *leased})[:limit]
         known = load_known(connection, runtime.tables, chosen)
         declared = _group_limits(connection, runtime, chosen)
     return [_account(each, counted.get(each, ()), known.get(each, NOTHING), declared.get(each)) for each in chosen]

@@ -106,28 +106,31 @@ class Recoveries:
         found = list(connection.execute(self._ended_default, {"keep_ms": default_ms, "limit": limit}))
         for keep_ms in connection.scalars(self._keep_classes).all():
             found += connection.execute(self._ended_own, {"keep_ms": keep_ms, "limit": limit})
-        self._delete(connection, found)
+        _delete(connection, self._tables, found)
         return len(found)
 
-    def purge(self, connection: Connection, before_ms: int, limit: int) -> Counter[str]:
-        """Deletes operations that ended before a time, however long they were to be kept. Returns how many, by state.
 
-        :param before_ms: by the database's clock. :param limit: rows at most.
-        """
-        found: list[Any] = []
-        for keep_ms in (None, *connection.scalars(self._keep_classes).all()):
-            wanted = {"keep_ms": keep_ms, "before_ms": before_ms, "limit": limit - len(found)}
-            found += connection.execute(_ended_before(self._tables, own=keep_ms is not None), wanted)
-        self._delete(connection, found)
-        return Counter(row.state for row in found)
+def purge(connection: Connection, tables: Tables, before_ms: int, limit: int) -> Counter[str]:
+    """Deletes operations that ended before a time, however long they were to be kept. Returns how many, by state.
 
-    def _delete(self, connection: Connection, found: Sequence[Any]) -> None:
-        operations, payloads, attempts = self._tables.operations, self._tables.payloads, self._tables.attempts
-        for part in parts(found):
-            ids = [row.id for row in part]
-            connection.execute(delete(payloads).where(payloads.c.id.in_(ids)))
-            connection.execute(delete(attempts).where(attempts.c.operation_id.in_(ids)))
-            connection.execute(delete(operations).where(operations.c.order_no.in_([row.order_no for row in part])))
+    :param before_ms: by the database's clock.
+    :param limit: rows at most.
+    """
+    found: list[Any] = []
+    for keep_ms in (None, *connection.scalars(keep_classes(tables)).all()):  # the index begins with the retention
+        wanted = {"keep_ms": keep_ms, "at_ms": before_ms - 1, "limit": limit - len(found)}
+        found += connection.execute(_ended_at(tables, own=keep_ms is not None), wanted)
+    _delete(connection, tables, found)
+    return Counter(row.state for row in found)
+
+
+def _delete(connection: Connection, tables: Tables, found: Sequence[Any]) -> None:
+    operations, payloads, attempts = tables.operations, tables.payloads, tables.attempts
+    for part in parts(found):
+        ids = [row.id for row in part]
+        connection.execute(delete(payloads).where(payloads.c.id.in_(ids)))
+        connection.execute(delete(attempts).where(attempts.c.operation_id.in_(ids)))
+        connection.execute(delete(operations).where(operations.c.order_no.in_([row.order_no for row in part])))
 
 
 def _declared(policy: Mapping[str, Any]) -> Declared:
@@ -222,8 +225,8 @@ def _ended(tables: Tables, *, own: bool) -> Select[Any]:
 
 
 @lru_cache(maxsize=64)
-def _ended_before(tables: Tables, *, own: bool) -> Select[Any]:
-    return _ended_by(tables, bindparam("before_ms", type_=BigInteger) - 1, own=own)
+def _ended_at(tables: Tables, *, own: bool) -> Select[Any]:
+    return _ended_by(tables, bindparam("at_ms", type_=BigInteger), own=own)
 
 
 def _ended_by(tables: Tables, at_ms: Any, *, own: bool) -> Select[Any]:

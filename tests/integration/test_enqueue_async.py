@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,14 +198,93 @@ def test_connections(scene: tuple[Service, str]) -> None:
     assert len(ids(scene[0])) == 2
 
 
-def test_a_sync_target_in_an_async_block(scene: tuple[Service, str]) -> None:
+def test_a_sync_target_in_an_async_block(shop: Service) -> None:
     async def main() -> None:
-        with scene[0].runtime.database.engine.begin() as connection:
+        with shop.runtime.database.engine.begin() as connection:
             async with using(connection):
-                assert scene[0].plain.apply_async(task_id="x").exists()
+                assert shop.plain.apply_async(task_id="x").exists()
 
     asyncio.run(main())
-    assert ids(scene[0]) == {"x"}
+    assert ids(shop) == {"x"}
+
+
+def test_more_calls_than_a_batch_takes(scene: tuple[Service, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them wait, then all are written or none."""
+    monkeypatch.setattr("celery_durable.collected.BATCH_ROWS", 3)
+    scene[0].plain.apply_async(("mine",), task_id="known")
+
+    async def body(shop: Service, session: AsyncSession) -> None:
+        async with using(session):
+            for number in range(7):
+                shop.plain.delay(number)
+            shop.charge.enqueue_many([("acme",)] * 4, batch_rows=2)
+        await session.commit()
+
+        async def refused() -> None:
+            async with using(session):
+                for number in range(7):
+                    shop.plain.delay(number)
+                shop.plain.apply_async(("other",), task_id="known")
+
+        with pytest.raises(DuplicateOperationError):
+            await refused()
+        await session.commit()
+
+    assert len(ids(run(scene, body))) == 1 + 11
+
+
+def test_a_delay_counts_from_the_call(scene: tuple[Service, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it waits, and however often it is tried."""
+    now_s = [1_000.0]
+    monkeypatch.setattr("celery_durable.collected.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    async def body(shop: Service, session: AsyncSession) -> None:
+        async with using(session):
+            result = shop.charge.apply_async(("acme",), countdown=100, expires=200)
+            now_s[0] += 60
+            found = await session.run_sync(lambda _: celery_durable.status(result.id, app=shop.app))
+        assert found.due_at is not None
+        assert found.expires_at is not None
+        assert (found.due_at - found.enqueued_at).total_seconds() == pytest.approx(40, abs=1)
+        assert (found.expires_at - found.enqueued_at).total_seconds() == pytest.approx(140, abs=1)
+
+    run(scene, body)
+
+
+def test_nested_blocks(scene: tuple[Service, str]) -> None:
+    """On the same session, and on another one: each call goes where it was made, and savepoints stay obeyed."""
+    kept: set[str] = set()
+
+    async def body(shop: Service, session: AsyncSession) -> None:
+        async with session.begin(), using(session):
+            kept.add(shop.plain.delay(1).id)
+            async with using(session):
+                kept.add(shop.plain.delay(2).id)
+            with pytest.raises(KeyError):
+                await _fail_in(session.begin_nested(), nullcontext(), shop)
+            kept.add(shop.plain.delay(3).id)
+
+    assert ids(run(scene, body)) == kept
+    assert len(kept) == 3
+
+
+def test_a_block_that_is_cancelled(scene: tuple[Service, str]) -> None:
+    """What it collected belongs to a transaction that its session rolls back; nothing goes on."""
+
+    async def body(shop: Service, session: AsyncSession) -> None:
+        async def endless() -> None:
+            async with session.begin(), using(session):
+                shop.plain.delay()
+                await asyncio.sleep(600)
+
+        task = asyncio.create_task(endless())
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not celery_durable.scope.in_callers_transaction()
+
+    assert ids(run(scene, body)) == set()
 
 
 def test_tasks_that_it_starts_are_outside(scene: tuple[Service, str]) -> None:

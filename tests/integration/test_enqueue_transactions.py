@@ -150,11 +150,14 @@ def test_anything_else_is_refused(target: Any, says: str) -> None:
     assert says in str(caught.value)
 
 
-def test_async_sessions_are_refused_with_the_way_to_do_it() -> None:
-    # The real one needs greenlet, which nothing else here does.
-    kind = type("AsyncSession", (), {"__module__": "sqlalchemy.ext.asyncio.session"})
-    with pytest.raises(EnqueueError, match="inside run_sync"), using(kind()):
-        pass
+def test_a_block_is_entered_once(shop: Service) -> None:
+    with shop.runtime.database.engine.connect() as connection:
+        block = using(connection)
+        with block, pytest.raises(RuntimeError, match="make another one for each block"), block:
+            pass
+        assert not celery_durable.scope.in_callers_transaction()
+        with pytest.raises(RuntimeError, match="make another one"), block:
+            pass
 
 
 def test_a_session_on_another_database(shop: Service) -> None:

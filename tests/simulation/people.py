@@ -45,11 +45,14 @@ class People:
 
     def purge(self) -> bool:
         """A caller deletes what has ended."""
-        self.there()[self.rng.randrange(len(self.there()))].purge()
+        self._service().purge()
         return True
 
+    def _service(self) -> Service:
+        return self.there()[self.rng.randrange(len(self.there()))]
+
     def _of_one(self, act: Callable[[Service, str], None], states: Collection[str]) -> bool:
-        service = self.there()[self.rng.randrange(len(self.there()))]
+        service = self._service()
         view = self.world.checks.views.get(service.name)
         rows = [] if view is None else list(view.rows.values())
         keys = [row.id for row in rows if row.state in states]

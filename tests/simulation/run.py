@@ -106,7 +106,7 @@ def _unexpected(error: Exception) -> str:
 def _work(task: tuple[str, int, int]) -> list[Outcome]:
     mutation, first, count = task
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # what lives on is not looked through again before the next task
     gc.disable()
     with simulator(), broken(mutation):
         return [run(seed, mutation=mutation) for seed in range(first, first + count)]

@@ -18,10 +18,10 @@ from celery_durable.crashpoints import crashpoint
 from celery_durable.dispatcher.main import Dispatcher
 from celery_durable.runtime import Runtime
 from celery_durable.settings import Settings
+from celery_durable.store import recovery
 from celery_durable.store.accounts import client_identity
 from celery_durable.store.delivery import Outbound
 from celery_durable.store.operations import NewOperation, Operations
-from celery_durable.store.recovery import Recoveries
 from celery_durable.store.schema import CANCELLED, FAILED, SUCCEEDED
 from tests.simulation.databases import SimulatedDatabase, Slot, client_tables
 from tests.simulation.processes import Process, SimulatedLoop
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.simulation.shells import World
 
 TOPIC_PREFIX = "durable"
-PURGED = 5
+PURGE_ROWS_MAX = 5
 """Operations that a caller deletes at once, at most."""
 
 
@@ -198,7 +198,7 @@ class Service:
 
         def work() -> None:
             with suppress(OperationalError), self.runtime.database.transaction("results.purge") as connection:
-                Recoveries(self.runtime.tables).purge(connection, self.world.clock.now_ms, PURGED)
+                recovery.purge(connection, self.runtime.tables, self.world.clock.now_ms, PURGE_ROWS_MAX)
 
         self.web.run(work)
 

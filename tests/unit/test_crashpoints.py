@@ -90,7 +90,7 @@ SENDS = {
 
 HARMLESS = {
     "collected.py Collected._before_commit connection.connection.rollback": "in place of a commit that failed",
-    "guests.py accept_async target.begin": "the caller's, who commits",
+    "targets.py accept_async target.begin": "the caller's, who commits",
     "dispatcher/delivery.py Delivery._send self._publisher.publish": "it has the crash points",
     "dispatcher/publisher.py Publisher._send self._producer.publish": "called between the crash points",
     "dispatcher/replies.py ReplyReader.step self._reader.commit": "it has the crash points",

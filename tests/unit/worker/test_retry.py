@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -65,12 +65,28 @@ def test_retry_delay_says_how_long(app: Celery, asking: dict[str, Any], gives: A
     assert due_in_s(app, operation) == pytest.approx(seconds, abs=5)
 
 
-def test_what_the_body_says_comes_first(app: Celery) -> None:
+@pytest.mark.parametrize("says", [{"countdown": 30}, {"eta": True}])
+def test_what_the_body_says_comes_first(app: Celery, says: dict[str, Any]) -> None:
     @app.task(base=DurableTask, bind=True, shared=False, retry_delay=lambda _error, _retries: 1_000)
     def fails(self: Any) -> None:
-        raise self.retry(countdown=30)
+        eta = {"eta": datetime.now(UTC) + timedelta(seconds=30)} if "eta" in says else says
+        raise self.retry(**eta)
 
     assert due_in_s(app, run_here(fails)) == pytest.approx(30, abs=5)
+
+
+def test_what_retry_kwargs_say_comes_first(app: Celery) -> None:
+    options = {"autoretry_for": (OSError,), "retry_kwargs": {"countdown": 30}}
+    operation = run_here(failing(app, OSError("away"), retry_delay=lambda _error, _retries: 1_000, **options))
+    assert due_in_s(app, operation) == pytest.approx(30, abs=5)
+
+
+@ASKING
+def test_nobody_asks_for_a_delay_after_the_last_retry(app: Celery, asking: dict[str, Any]) -> None:
+    """The operation fails with its own error, not with one of the callable's."""
+    operation = run_here(failing(app, OSError("away"), retry_delay=_raises, max_retries=0, **asking))
+    assert operation.state == "FAILURE"
+    assert isinstance(operation.result, OSError)
 
 
 def _raises(_error: object, _retries: int) -> float:
@@ -102,16 +118,21 @@ def test_a_delay_that_is_none_ends_the_operation(
 
 @ASKING
 def test_what_is_not_retryable_ends_at_once(app: Celery, asking: dict[str, Any]) -> None:
-    """Also where the retry was asked for with another error in hand."""
     operation = run_here(failing(app, Declined("card"), **asking))
     assert operation.state == "FAILURE"
     assert isinstance(operation.result, Declined)
 
 
-def test_a_retry_for_what_is_not_retryable(app: Celery) -> None:
+@pytest.mark.parametrize("given", [True, False])
+def test_a_retry_for_what_is_not_retryable(app: Celery, given: bool) -> None:
+    """It is found where the retry names none, too."""
+
     @app.task(base=DurableTask, bind=True, shared=False)
     def fails(self: Any) -> None:
-        raise self.retry(exc=Declined("card"), throw=False)
+        try:
+            raise Declined("card")
+        except Declined as error:
+            self.retry(throw=False, **({"exc": error} if given else {}))
 
     operation = run_here(fails)
     assert operation.state == "FAILURE"

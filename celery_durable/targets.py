@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
@@ -20,8 +20,6 @@ from sqlalchemy.pool import StaticPool
 from sqlalchemy.util import LRUCache
 
 from celery_durable.errors import EnqueueError
-
-Sync: TypeAlias = Session | Connection
 
 _COMPILED_MAX = 200
 """Statements that a kind of borrowed connection keeps compiled."""
@@ -31,7 +29,7 @@ _COMPILED_MAX = 200
 class Accepted:
     """What statements go through."""
 
-    target: Sync
+    target: Session | Connection
     borrowed: bool = False
     """SQLAlchemy hears of neither its other statements nor its end."""
 
@@ -69,17 +67,16 @@ class Asynchronous:
     def enter(self) -> None:
         """Has each savepoint of the session's begin at once: what waits is either before it or inside it."""
         if self.session is not None:
-            event.listen(self.session, "after_transaction_create", _begin_savepoint)
+            event.listen(self.session, "after_transaction_create", self._begin_savepoint)
 
     def leave(self) -> None:
         """Ends that."""
-        if self.session is not None and event.contains(self.session, "after_transaction_create", _begin_savepoint):
-            event.remove(self.session, "after_transaction_create", _begin_savepoint)
+        if self.session is not None:
+            event.remove(self.session, "after_transaction_create", self._begin_savepoint)
 
-
-def _begin_savepoint(session: Session, transaction: SessionTransaction) -> None:
-    if transaction.nested:
-        session.connection()
+    def _begin_savepoint(self, session: Session, transaction: SessionTransaction) -> None:
+        if transaction.nested:
+            session.connection()
 
 
 async def accept_async(target: object) -> Asynchronous | None:
@@ -105,7 +102,7 @@ async def accept_async(target: object) -> Asynchronous | None:
     return Asynchronous(target)
 
 
-class _Lent:
+class _BorrowedConnection:
     """A driver's connection as SQLAlchemy's pool has it."""
 
     def __init__(self, raw: Any, cursor: Callable[[Any], Any]) -> None:
@@ -134,18 +131,19 @@ def _borrowed(target: Any) -> Connection | None:
         return _of_django(target)
     # By names: who has such a connection has loaded its module, and nobody else need have it.
     if isinstance(target, sqlite3.Connection):
-        if target.isolation_level is None and not target.in_transaction:
+        commits_itself = target.isolation_level is None or getattr(target, "autocommit", None) is True  # Python 3.12
+        if commits_itself and not target.in_transaction:
             raise _autocommit("sqlite3.Connection", 'connection.execute("BEGIN")')
-        return _lend("sqlite", sqlite3, target, _sqlite_cursor)
+        return _borrow("sqlite", sqlite3, target, _sqlite_cursor)
     psycopg, psycopg2 = sys.modules.get("psycopg"), sys.modules.get("psycopg2")
     if psycopg is not None and isinstance(target, psycopg.Connection):
         if target.autocommit and target.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             raise _autocommit("psycopg.Connection", "with connection.transaction():")
-        return _lend("postgresql+psycopg", psycopg, target, _psycopg_cursor)
+        return _borrow("postgresql+psycopg", psycopg, target, _psycopg_cursor)
     if psycopg2 is not None and isinstance(target, psycopg2.extensions.connection):
         if target.autocommit and target.info.transaction_status == psycopg2.extensions.TRANSACTION_STATUS_IDLE:
             raise _autocommit("psycopg2's connection", "connection.autocommit = False")
-        return _lend("postgresql+psycopg2", psycopg2, target, _psycopg2_cursor)
+        return _borrow("postgresql+psycopg2", psycopg2, target, _psycopg2_cursor)
     return None
 
 
@@ -175,14 +173,14 @@ def _autocommit(kind: str, remedy: str) -> EnqueueError:
     )
 
 
-def _lend(url: str, dbapi: Any, raw: Any, cursor: Callable[[Any], Any]) -> Connection:
-    dialect, compiled = _kind(url, dbapi)
-    pool = StaticPool(lambda: _Lent(raw, cursor), reset_on_return=None, dialect=dialect)
+def _borrow(url: str, dbapi: Any, raw: Any, cursor: Callable[[Any], Any]) -> Connection:
+    dialect, compiled = _dialect_and_cache(url, dbapi)
+    pool = StaticPool(lambda: _BorrowedConnection(raw, cursor), reset_on_return=None, dialect=dialect)
     return Engine(pool, dialect, make_url(f"{url}://")).connect().execution_options(compiled_cache=compiled)
 
 
 @cache
-def _kind(url: str, dbapi: Any) -> tuple[Any, Any]:
+def _dialect_and_cache(url: str, dbapi: Any) -> tuple[Any, Any]:
     """Its dialect, and what was compiled for it, the same for all connections of the kind."""
     parsed: Any = make_url(f"{url}://")
     return parsed.get_dialect()(dbapi=dbapi), LRUCache(_COMPILED_MAX)
