@@ -27,8 +27,8 @@ def serve(url: str, tally: str, concurrency: int) -> None:
             app.run_worker(concurrency=concurrency)
             return
         except procrastinate.exceptions.UniqueViolation as error:
-            # Two workers took jobs of one lock at once, and its index refused the second. Whoever keeps workers up starts
-            # it again, so does this.
+            # Two workers took jobs of one lock at once, and its index refused the second. Whoever keeps workers up
+            # starts it again, and so does this.
             print(f"the worker ended, and is started again: {error.constraint_name}", flush=True)
 
 
