@@ -18,6 +18,7 @@ from benchmarks.report.tables import number, scenario_table
 from benchmarks.scenario import Bench, Scenario
 from benchmarks.scenarios import GROUPS, SCENARIOS
 from benchmarks.setting import machine
+from benchmarks.setting.child import Failed
 from benchmarks.setting.servers import Servers
 
 REPETITIONS_QUICK, SCALE_QUICK = 1, 0.4
@@ -26,7 +27,7 @@ POINTS_QUICK = 2
 
 
 def main(words: Sequence[str]) -> int:
-    """Returns the exit code; a measurement that fails raises."""
+    """Returns the exit code. A scenario that fails is told and left out; what the others measured is kept."""
     arguments = _parse(words)
     if arguments.list:
         print(aligned((name, scenario.what) for name, scenario in SCENARIOS.items()))
@@ -44,17 +45,26 @@ def main(words: Sequence[str]) -> int:
     chosen = choose(arguments.names, quick=quick)
     repetitions = arguments.repetitions or (REPETITIONS_QUICK if quick else 0)
     scale = arguments.scale or (SCALE_QUICK if quick else 1.0)
+    failed: list[str] = []
     with ExitStack() as handles:
         bench = Bench(Servers(handles), scale)
         for scenario in chosen:
-            run.scenarios[scenario.name] = _measure(scenario, bench, repetitions or scenario.repetitions, quick=quick)
+            try:
+                measured = _measure(scenario, bench, repetitions or scenario.repetitions, quick=quick)
+            except Failed as error:
+                failed.append(scenario.name)
+                print(f"{scenario.name} failed: {error}", file=sys.stderr, flush=True)
+            else:
+                run.scenarios[scenario.name] = measured
     stored = newest_of_each(load_all())
     print(aligned([("what", "goal", "now", "stored (spread)", "now/stored"), *compare(GOALS, run, stored)]))
     enough = not repetitions or all(repetitions >= scenario.repetitions for scenario in chosen)
-    if not quick and scale == 1.0 and enough:
+    if not quick and scale == 1.0 and enough and run.scenarios:
         print(f"stored: benchmarks/results/{store(run).name}")
         page.write(load_all())
-    return 0
+    if failed:
+        print(f"failed, and not stored: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
 def choose(names: Sequence[str], *, quick: bool) -> list[Scenario]:

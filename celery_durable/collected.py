@@ -98,6 +98,11 @@ class Collected:
             self._calls, self._bytes = calls + self._calls, size + self._bytes
             raise
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is a call that is not written yet."""
+        return bool(self._calls)
+
     def discard(self) -> None:
         """Forgets them."""
         self._calls, self._bytes = [], 0
@@ -189,6 +194,8 @@ def finish(connection: Connection, *, failing: bool) -> None:
     collected = _of.get(connection)
     if collected is None:
         return
+    if collected.waits and _status(connection) == _INERROR:
+        return  # nothing can be written: a rollback discards it, and a COMMIT tells (``_before_commit``)
     try:
         # What an asynchronous exception tore takes no statement. Where the transaction is over, nothing is left.
         if not connection.invalidated and _status(connection) not in (_ACTIVE, _UNKNOWN):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from celery.utils.time import maybe_make_aware
 
 from celery_durable import transactions
+from celery_durable.call_options import storable
 from celery_durable.errors import EnqueueError
 from celery_durable.monitoring import inspect
 from celery_durable.monitoring.inspect import Account
@@ -123,6 +124,8 @@ def cancel(operation_id: str, reason: str = "cancelled", *, app: Celery | None =
     :raises EnqueueError: the reason is no text.
     """
     app = app_or_current(app)
+    if not storable(operation_id):
+        return False
     result: DurableAsyncResult[object] = DurableAsyncResult(operation_id, backend=durable_backend(app), app=app)
     return result.cancel(reason) in {"cancelled", "requested"}
 
@@ -132,7 +135,9 @@ def purge_before(time: datetime, *, app: Celery | None = None) -> Purged:
 
     What has not ended stays, and what the app's own result backend or an errback is still to be told of. In the
     caller's transaction where :func:`celery_durable.using` is in force; else in transactions of 1,000 operations, so
-    that an error leaves what was deleted before it deleted. The same ``task_id`` is a new operation afterwards.
+    that an error leaves what was deleted before it deleted. The same ``task_id`` is a new operation afterwards. A
+    message of the old one that is still in the Celery broker could start it, with the old arguments: do not use an ID
+    again as long as there may be one.
 
     :param time: a naive one is taken as UTC, as Celery takes a naive ``eta``.
     :raises EnqueueError: it is no datetime.

@@ -254,6 +254,12 @@ def _retry_delay(task: str, value: Any, backoff: Any) -> RetryDelay | None:
         _refuse(
             task, "retry_delay", value, "give a callable (error, retries) → seconds; a number is default_retry_delay"
         )
+    try:
+        inspect.signature(value).bind(None, 0)
+    except TypeError as error:
+        _refuse(task, "retry_delay", value, f"it is called with (error, retries): {error}")
+    except ValueError:  # it has no signature that could be read
+        pass
     if backoff:
         _refuse(task, "retry_delay", value, f"retry_backoff = {backoff!r} says it too: give one of them")
     function: RetryDelay = value

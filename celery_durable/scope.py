@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -33,6 +33,8 @@ class Use:
     """Not left yet, nor ended for one that never leaves it."""
     borrowed: bool = False
     """SQLAlchemy does not hear of the connection's other statements, nor of its commit: nothing waits."""
+    errors: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    """Inside it a borrowed connection's errors are raised as its owner knows them."""
     asynchronous: bool = False
     """All that is enqueued waits until the connection's statements can be awaited."""
     connections: weakref.WeakSet[Connection] = field(default_factory=weakref.WeakSet)
@@ -73,7 +75,8 @@ class using:  # noqa: N801 - reads as the statement that it is part of
     def __enter__(self) -> None:
         self._require_new()
         accepted = targets.accept(self._given)
-        self._scope = _scope(Use(accepted.target, in_force(), _owner(), borrowed=accepted.borrowed))
+        use = Use(accepted.target, in_force(), _owner(), borrowed=accepted.borrowed, errors=accepted.errors)
+        self._scope = _scope(use)
         self._scope.__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:

@@ -180,7 +180,11 @@ def database_errors(runtime: Runtime, target: Session | Connection | None = None
             if found is not None:
                 raise ConfigurationError(f"database_url = {redact(runtime.database.url)}: {found}") from error
         if not _is_missing(error):
-            raise
+            use = scope.in_force()
+            if target is None or use is None or not use.borrowed or error.orig is None:
+                raise
+            with use.errors:
+                raise error.orig from error
         missing = (
             f"its tables {runtime.tables.operations.fullname}, … are missing or not up to date ({_first_line(error)})"
         )

@@ -22,7 +22,14 @@ def serve(url: str, tally: str, concurrency: int) -> None:
     async def noop(number: int) -> None:
         counter.ran()
 
-    app.run_worker(concurrency=concurrency)
+    while True:
+        try:
+            app.run_worker(concurrency=concurrency)
+            return
+        except procrastinate.exceptions.UniqueViolation as error:
+            # Two workers took jobs of one lock at once, and its index refused the second. Whoever keeps workers up
+            # starts it again, and so does this.
+            print(f"the worker ended, and is started again: {error.constraint_name}", flush=True)
 
 
 def migrate(url: str) -> None:

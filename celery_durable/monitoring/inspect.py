@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Select, Table, func, select, union_all
 
 from celery_durable import transactions
 from celery_durable.call_options import storable
@@ -227,20 +227,13 @@ def accounts(runtime: Runtime, *, limit: int = 1_000, name: str | None = None) -
     :param name: this one alone, also where nothing is in use, waiting or leased there.
     """
     operations, rows = runtime.tables.operations, runtime.tables.accounts
-    live = (
-        select(
-            operations.c.account,
-            operations.c.group,
-            operations.c.state,
-            func.count().label("count"),
-            func.min(operations.c.enqueued_at).label("oldest"),
-            now_ms().label("now"),
-        )
-        .where(operations.c.account.is_not(None), in_states(operations, (*PERMIT_STATES, QUEUED, SCHEDULED)))
-        .group_by(operations.c.account, operations.c.group, operations.c.state)
+    # Three, each with the predicate of an index that has no ended operations.
+    kinds = (
+        (in_states(operations, PERMIT_STATES),),
+        (in_states(operations, (QUEUED,)),),
+        (in_states(operations, (SCHEDULED, RETRYING)), operations.c.state == SCHEDULED),
     )
-    if name is not None:
-        live = live.where(operations.c.account == name)
+    live = union_all(*(_counts(operations, *conditions, name=name) for conditions in kinds))
     with transactions.reading(runtime) as connection:
         counted: dict[str, list[Any]] = {}
         for row in connection.execute(live):
@@ -252,6 +245,21 @@ def accounts(runtime: Runtime, *, limit: int = 1_000, name: str | None = None) -
         known = load_known(connection, runtime.tables, chosen)
         declared = _group_limits(connection, runtime, chosen)
     return [_account(each, counted.get(each, ()), known.get(each, NOTHING), declared.get(each)) for each in chosen]
+
+
+def _counts(operations: Table, *conditions: Any, name: str | None) -> Select[Any]:
+    columns = operations.c
+    statement = select(
+        columns.account,
+        columns.group,
+        columns.state,
+        func.count().label("count"),
+        func.min(columns.enqueued_at).label("oldest"),
+        now_ms().label("now"),
+    ).where(columns.account.is_not(None), *conditions)
+    if name is not None:
+        statement = statement.where(columns.account == name)
+    return statement.group_by(columns.account, columns.group, columns.state)
 
 
 def _group_limits(connection: Connection, runtime: Runtime, names: Sequence[str]) -> dict[str, int | None]:

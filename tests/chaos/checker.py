@@ -1,4 +1,4 @@
-"""Judges a chaos run by its history and by what SQL says at the end, and by nothing else. Pure.
+"""Judges a chaos run by its history, whose last entry is what SQL says at the end, and by nothing else. Pure.
 
 A body is over when it says so, or when a fault killed its process. One that a fault froze is *left behind* from the
 moment when the heartbeat timeout of its last heartbeat is over: its operation may then run again beside it, and is
@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from celery_durable.store.schema import SUCCEEDED
 from tests.chaos.bodies import WAKES_S, Run, fault_spans, runs_of
-from tests.chaos.history import NANOSECONDS, Enqueued, Event, Exited
+from tests.chaos.history import NANOSECONDS, Enqueued, Event, Exited, Final, FinalOperation
 from tests.chaos.plans import PLANS, limit_of
 from tests.chaos.reasons import POSTGRESQL_RESTART, Reasons
 from tests.invariants import Invariants, InvariantViolation
@@ -29,31 +29,6 @@ WHOLE = ("bound", "group bound", "quiescence", "operations", "results", "states"
 
 CELERYS_OWN = "Unrecoverable error: ValueError('file descriptor is None')"
 """Celery 5.7.0 ends a worker that connects to its broker again while a dead child of its pool is not replaced yet."""
-
-
-@dataclass(frozen=True)
-class FinalOperation:
-    """An operation's row at the end."""
-
-    service: str
-    state: str
-    attempt: int
-    result: str | None = None
-    """The token that its body returned."""
-
-
-@dataclass(frozen=True)
-class Final:
-    """What SQL and the holder say when all is over."""
-
-    operations: Mapping[str, FinalOperation]
-    states: Mapping[str, int]
-    """How many operations are in each state, in all services together."""
-    in_use: int
-    waiting: int
-    footprint: int
-    left: Sequence[str] = ()
-    """Rows of outboxes, accounts and wakes that should be gone."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +63,12 @@ class Verdict:
         return sum(violation.kind == kind for violation in self.violations)
 
 
-def check(events: Sequence[Event], final: Final, *, heartbeat_timeout_s: float) -> Verdict:
-    """The verdict on a run whose faults are over and which has come to rest."""
+def check(events: Sequence[Event], *, heartbeat_timeout_s: float) -> Verdict:
+    """The verdict on a run whose faults are over and which has come to rest.
+
+    :raises ValueError: the history has no end, or more than one.
+    """
+    [final] = [event for event in events if isinstance(event, Final)]
     return _Check(events, final, heartbeat_timeout_s).verdict()
 
 

@@ -1,8 +1,8 @@
 """What happened, told by those to whom it happened: one JSON line an event.
 
 Times are of CLOCK_MONOTONIC, which all processes of the machine share.
-Bodies write their own starts and ends, workers the heartbeats and settles that succeeded, the driver what it enqueued
-and which faults it made. Nobody reads the file before the run is over.
+Bodies write their own starts and ends, workers the heartbeats and settles that succeeded, the driver what it enqueued,
+which faults it made, and at the end what SQL says. Nobody reads the file before the run is over.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,33 @@ class Stall(Event):
     """Whose database it was; empty: the machine's, and so everybody's."""
 
 
+@dataclass(frozen=True)
+class FinalOperation:
+    """An operation's row at the end."""
+
+    service: str
+    state: str
+    attempt: int
+    result: str | None = None
+    """The token that its body returned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Final(Event):
+    """What SQL and the holder said when all was over."""
+
+    operations: Mapping[str, FinalOperation]
+    states: Mapping[str, int]
+    """How many operations were in each state, in all services together."""
+    in_use: int
+    waiting: int
+    footprint: int
+    left: Sequence[str] = ()
+    """Rows of outboxes, accounts and wakes that should have been gone."""
+
+
 TYPES: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Enqueued, Started, Ended, Settled, Beat, Fault, FaultOver, Exited, Stall)
+    kind.__name__: kind for kind in (Enqueued, Started, Ended, Settled, Beat, Fault, FaultOver, Exited, Stall, Final)
 }
 
 
@@ -147,4 +172,6 @@ def _event(document: dict[str, Any]) -> Event:
     kind = TYPES[document.pop("event")]
     if "pids" in document:
         document["pids"] = tuple(document["pids"])
+    if kind is Final:
+        document["operations"] = {name: FinalOperation(**row) for name, row in document["operations"].items()}
     return kind(**document)

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from celery_durable.runtime import runtime_of
 from celery_durable.store.schema import ENDED_STATES, WAITING_STATES
-from tests.chaos.checker import Final, FinalOperation
+from tests.chaos.history import Final, FinalOperation
 from tests.chaos.system import System
 from tests.e2e.observe import holder_rows, holder_usage, in_use, outbox_depth, rows, states
 from tests.harness import Service

@@ -91,9 +91,9 @@ def run(
         standstill = Standstill()
         if not rested:
             driver.settle(lambda: standstill.look(unfinished(system), outboxes(system)), STUCK_S)
-        end = final(system)
+        history.write(system.history, final(system))
     events = history.read(system.history)
-    verdict = check(events, end, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
+    verdict = check(events, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S)
     return Outcome(
         seed=seed,
         broker=broker,

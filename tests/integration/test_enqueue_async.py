@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, Table, func, insert, select
+from sqlalchemy import Column, Integer, Table, func, insert, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import celery_durable
@@ -196,6 +197,43 @@ def test_connections(scene: tuple[Service, str]) -> None:
 
     asyncio.run(main())
     assert len(ids(scene[0])) == 2
+
+
+def test_a_connection_in_autocommit_is_refused(scene: tuple[Service, str]) -> None:
+    """However it came to be: nothing could be rolled back, and on SQLite nothing would be committed."""
+
+    async def main() -> None:
+        engines = create_async_engine(scene[1]), create_async_engine(scene[1], isolation_level="AUTOCOMMIT")
+        options: tuple[dict[str, Any], ...] = {"isolation_level": "AUTOCOMMIT"}, {}
+        for engine, option in zip(engines, options, strict=True):
+            async with engine.connect() as connection:
+                await connection.execution_options(**option)
+                with pytest.raises(EnqueueError, match="isolation level is AUTOCOMMIT"):
+                    await using(connection).__aenter__()
+            await engine.dispose()
+
+    asyncio.run(main())
+
+
+def test_calls_after_a_failed_statement_are_not_lost_in_silence(scene: tuple[Service, str]) -> None:
+    """On PostgreSQL the server rolls such a transaction back, also where COMMIT is asked for."""
+
+    async def body(shop: Service, session: AsyncSession) -> None:
+        async with using(session):
+            with pytest.raises(DBAPIError):
+                await session.execute(text("SELECT * FROM nothing"))
+            with suppress(DBAPIError):
+                shop.plain.delay()
+                await session.flush()
+        committed = False
+        with suppress(DBAPIError, EnqueueError):
+            await session.commit()
+            committed = True
+        await session.rollback()
+        assert shop.count(shop.tables.operations) == committed
+
+    with suppress(DBAPIError):  # asyncpg's driver does not tell the transaction's state: its error leaves the block
+        run(scene, body)
 
 
 def test_a_sync_target_in_an_async_block(shop: Service) -> None:

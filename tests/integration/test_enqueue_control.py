@@ -124,6 +124,7 @@ def test_cancel_says_whether_it_did(shop: Service) -> None:
         celery_durable.cancel(each, "no longer", app=shop.app) for each in (waiting.id, running.id, ended.id, "none")
     ]
     assert did == [True, True, False, False]
+    assert not celery_durable.cancel(None, app=shop.app)  # type: ignore[arg-type]
     assert celery_durable.status(waiting.id, app=shop.app).error == "no longer"
     assert celery_durable.status(running.id, app=shop.app).cancel_requested_at is not None
     with pytest.raises(EnqueueError, match="reason = 7"):

@@ -17,6 +17,7 @@ import pytest
 from django.conf import settings
 from django.db import connections
 from django.db import transaction as django_transaction
+from django.db.utils import OperationalError as DjangoOperationalError
 from psycopg.rows import dict_row
 from sqlalchemy import insert
 
@@ -252,6 +253,41 @@ def test_what_would_commit_each_statement_by_itself_is_refused(shop: Service) ->
     with pytest.raises(EnqueueError, match=r"Django's connection .* transaction.atomic"), using(django):
         pass
     django.close()
+
+
+@pytest.mark.parametrize("shop", ["sqlite_url"], indirect=True)
+def test_a_transaction_that_ends_inside_the_block(shop: Service) -> None:
+    """What follows would be committed statement by statement."""
+    with by_sqlite3_in_autocommit(shop.runtime) as guest, using(guest.connection):
+        shop.plain.delay(1)
+        guest.commit()
+        with pytest.raises(EnqueueError, match="in autocommit"):
+            shop.plain.delay(2)
+    assert shop.count(shop.tables.operations) == 1
+
+
+@pytest.mark.parametrize("shop", ["sqlite_url"], indirect=True)
+def test_a_broken_transaction_of_django_takes_nothing(shop: Service) -> None:
+    """Its outer block will be rolled back, so a call that seemed to succeed would be lost."""
+    with by_django(shop.runtime) as guest, using(guest.connection):
+        django_transaction.set_rollback(True, using=guest.connection.alias)
+        with pytest.raises(EnqueueError, match="until the end of the 'atomic' block"):
+            shop.plain.delay()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [(by_sqlite3, sqlite3.OperationalError), (by_django, DjangoOperationalError)]
+)
+@pytest.mark.parametrize("shop", ["sqlite_url"], indirect=True)
+def test_the_databases_errors_are_those_that_the_caller_knows(
+    shop: Service, kind: Kind, error: type[Exception]
+) -> None:
+    with kind(shop.runtime) as guest, using(guest.connection):
+        guest.execute("PRAGMA busy_timeout=0")
+        with shop.runtime.database.engine.begin() as other:
+            other.execute(insert(shop.tables.wakes).values(account="held"))
+            with pytest.raises(error, match="locked"):
+                shop.plain.delay()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3's autocommit attribute came with Python 3.12")

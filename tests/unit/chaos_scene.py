@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
-from tests.chaos.checker import Final, FinalOperation, Verdict, check
-from tests.chaos.history import Beat, Ended, Enqueued, Event, Fault, FaultOver, Settled, Started
+from tests.chaos.checker import Verdict, check
+from tests.chaos.history import Beat, Ended, Enqueued, Event, Fault, FaultOver, Final, FinalOperation, Settled, Started
 from tests.chaos.plans import PLANS
 
 TIMEOUT_S = 4.0
@@ -23,7 +23,9 @@ class Scene:
 
     events: list[Event] = field(default_factory=list)
     rows: dict[str, FinalOperation] = field(default_factory=dict)
-    final: Final = field(default_factory=lambda: Final({}, {}, in_use=0, waiting=0, footprint=0))
+    final: Final = field(
+        default_factory=lambda: Final(operations={}, states={}, in_use=0, waiting=0, footprint=0, time_ns=ns(1_000_000))
+    )
     faults: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def operation(
@@ -83,8 +85,8 @@ class Scene:
         for row in self.rows.values():
             states[row.state] = states.get(row.state, 0) + 1
         final = replace(self.final, operations=self.rows, states=self.final.states or states)
-        events = sorted(self.events, key=lambda event: event.time_ns)
-        return check(events, final, heartbeat_timeout_s=TIMEOUT_S)
+        events = sorted([*self.events, final], key=lambda event: event.time_ns)
+        return check(events, heartbeat_timeout_s=TIMEOUT_S)
 
 
 def kinds(verdict: Verdict) -> set[str]:

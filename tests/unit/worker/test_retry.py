@@ -98,7 +98,6 @@ def _raises(_error: object, _retries: int) -> float:
     ("delay", "told"),
     [
         (_raises, "retry_delay: its callable raised ZeroDivisionError: by zero"),
-        (lambda: 5, "retry_delay: its callable raised TypeError"),
         (lambda _error, _retries: "soon", "retry_delay gave 'soon': give seconds"),
         (lambda _error, _retries: True, "retry_delay gave True: give seconds"),
         (lambda _error, _retries: float("nan"), "countdown = nan"),
@@ -144,6 +143,7 @@ def test_a_retry_for_what_is_not_retryable(app: Celery, given: bool) -> None:
     [
         ({"retry_delay": 5}, "retry_delay = 5: give a callable"),
         ({"retry_delay": timedelta}, "retry_delay = <class 'datetime.timedelta'>: give a callable"),
+        ({"retry_delay": lambda: 5}, r"it is called with \(error, retries\): too many positional"),
         ({"retry_delay": _raises, "retry_backoff": True}, "retry_backoff = True says it too"),
     ],
 )
