@@ -39,7 +39,7 @@ def final(system: System) -> Final:
     counts: Counter[str] = sum((states(service) for service in services), Counter())
     return Final(
         operations={name: row for service in services for name, row in _operations(service).items()},
-        states=counts,
+        states=dict(counts),
         in_use=sum(in_use(service) for service in services),
         waiting=sum(counts[state] for state in WAITING_STATES),
         footprint=sum(usage["footprint"] for usage in holder_usage(system.stack).values()),

@@ -11,7 +11,7 @@ import pytest
 from tests.chaos import history
 from tests.chaos.bodies import runs_of
 from tests.chaos.checker import WHOLE
-from tests.chaos.history import Exited, Stall, Started
+from tests.chaos.history import Exited, Fault, Final, FinalOperation, Stall, Started
 from tests.chaos.reasons import POSTGRESQL_RESTART
 from tests.unit.chaos_scene import GROUP, Scene, kinds, ns
 
@@ -232,3 +232,15 @@ def test_a_history_comes_back_from_its_file(scene: Scene, tmp_path: Path) -> Non
         "dies": 2,
         "cancelled": 1,
     }
+
+
+def test_a_history_is_judged_as_it_was_written(tmp_path: Path) -> None:
+    """The end too, as a run collects it: a folder that was kept gives the same verdict later."""
+    path, rows = tmp_path / "history.jsonl", {"op": FinalOperation("a", "succeeded", 2, "token")}
+    written = [
+        Fault(number=1, kind="worker-kill", target="w", pids=(1, 2)),
+        Stall(what="disk", lasted_s=1.5),
+        Final(operations=rows, states={"succeeded": 1}, in_use=0, waiting=0, footprint=0, left=["outbox of a: 1"]),
+    ]
+    history.write(path, *written)
+    assert history.read(path) == written
