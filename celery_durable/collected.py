@@ -43,7 +43,7 @@ class _Call:
         delays = {name: delay_ms for name in names if (delay_ms := getattr(self.new, name)) is not None}
         waited_ms = round((time.monotonic() - self.made_s) * 1000)
         left: dict[str, Any] = {name: max(0, delay_ms - waited_ms) for name, delay_ms in delays.items()}
-        return replace(self.new, **left) if left else self.new
+        return replace(self.new, **left)
 
 
 class Collected:
@@ -93,7 +93,7 @@ class Collected:
             is_one_statement = is_psycopg(connection) and len(batches) == 1 and not calls[0].asynchronous
             with nullcontext() if is_one_statement else _savepoint(connection):
                 for batch in batches:
-                    batch[0].write(connection, [call.since() for call in batch])
+                    batch[0].write(connection, [call.since() if call.asynchronous else call.new for call in batch])
         except BaseException:
             self._calls, self._bytes = calls + self._calls, size + self._bytes
             raise

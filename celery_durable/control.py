@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from celery.utils.time import maybe_make_aware
@@ -22,6 +22,7 @@ from celery_durable.monitoring.inspect import Account
 from celery_durable.results import DurableAsyncResult, durable_backend
 from celery_durable.runtime import app_or_current, runtime_of
 from celery_durable.store import recovery
+from celery_durable.store.clock import aware
 from celery_durable.store.schema import CANCELLED, FAILED, SUCCEEDED
 from celery_durable.templates import check_key
 
@@ -32,7 +33,7 @@ PURGE_ROWS = 1_000
 """Operations that :func:`purge_before` deletes in one transaction, at most."""
 
 
-_SAME = ("id", "task", "state", "account", "group", "queue", "priority", "attempt", "retries", "worker", "error")
+_COPIED = ("id", "task", "state", "account", "group", "queue", "priority", "attempt", "retries", "worker", "error")
 _TIMES = ("enqueued_at", "due_at", "expires_at", "admitted_at", "started_at", "ended_at", "cancel_requested_at")
 
 
@@ -97,8 +98,8 @@ def status(operation_id: str, *, app: Celery | None = None) -> OperationStatus:
     with transactions.reading(runtime) as connection:
         row = inspect.find(connection, runtime, operation_id)
         place = inspect.place_of(connection, runtime, row)
-    fields: dict[str, Any] = {name: getattr(row, name) for name in _SAME}
-    fields |= {name: _time(getattr(row, name)) for name in _TIMES}
+    fields: dict[str, Any] = {name: getattr(row, name) for name in _COPIED}
+    fields |= {name: aware(getattr(row, name)) for name in _TIMES}
     return OperationStatus(**fields, reason=place.reason, summary=place.summary, before=place.before)
 
 
@@ -153,7 +154,3 @@ def purge_before(time: datetime, *, app: Celery | None = None) -> Purged:
         counts.update(deleted)
         if deleted.total() < PURGE_ROWS:
             return Purged(succeeded=counts[SUCCEEDED], failed=counts[FAILED], cancelled=counts[CANCELLED])
-
-
-def _time(at_ms: int | None) -> datetime | None:
-    return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)

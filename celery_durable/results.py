@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from celery import states
@@ -24,6 +23,7 @@ from celery_durable.call_options import storable
 from celery_durable.errors import ConfigurationError, EnqueueError
 from celery_durable.outcomes import Encoded, bound_text, decode_result
 from celery_durable.runtime import Runtime, runtime_of
+from celery_durable.store.clock import aware
 from celery_durable.store.operations import statements
 from celery_durable.store.schema import (
     ADMITTED,
@@ -150,7 +150,7 @@ class DurableBackend(BaseBackend):
             "result": self._result(view),
             "traceback": view.traceback,
             "children": None,
-            "date_done": datetime.fromtimestamp(cast(int, view.ended_at) / 1000, UTC) if ended else None,
+            "date_done": aware(view.ended_at) if ended else None,
             "name": view.task,
             "worker": view.worker,
             "retries": view.retries,
@@ -337,7 +337,8 @@ def _reason(view: OperationView) -> str:
 
 
 def _time(at_ms: int | None) -> str | None:
-    return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
+    at = aware(at_ms)
+    return None if at is None else at.isoformat()
 
 
 def _no_groups() -> NotImplementedError:

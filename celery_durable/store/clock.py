@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import BigInteger
@@ -32,3 +33,8 @@ def _postgresql(_element: now_ms, _compiler: Any, **_kw: Any) -> str:
 @compiles(now_ms, "sqlite")
 def _sqlite(_element: now_ms, _compiler: Any, **_kw: Any) -> str:
     return NOW_MS_SQL["sqlite"]
+
+
+def aware(at_ms: int | None) -> datetime | None:
+    """A time of the database's, in UTC; None stays None."""
+    return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)

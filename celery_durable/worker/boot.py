@@ -36,14 +36,17 @@ def _check(sender: Any, **_: Any) -> None:
     except ConfigurationError as error:
         error.show()
         sys.exit(error.exit_code)  # Celery logs what else a receiver raises, and goes on
-    if _acknowledges_in_threads(getattr(sender, "pool_cls", None)):
-        # Celery 5.7 restores a prefetch count that it reduced after a lost connection from a thread of the pool. On
-        # AMQP that thread and the main one then wait for each other's frames, and the worker takes nothing any more.
-        app.conf.worker_enable_prefetch_count_reduction = False
+    _keep_prefetch_count(app, getattr(sender, "pool_cls", None))
 
 
-def _acknowledges_in_threads(pool: Any) -> bool:
+def _keep_prefetch_count(app: Any, pool: Any) -> None:
+    """Has a worker with a pool of threads not reduce its prefetch count after it lost its connection.
+
+    Celery 5.7 restores the count from one of those threads. On AMQP that thread and the main one then wait for each
+    other's frames, and the worker takes nothing any more.
+    """
     from celery.concurrency import get_implementation
     from celery.concurrency.thread import TaskPool
 
-    return pool is not None and issubclass(get_implementation(pool), TaskPool)
+    if pool is not None and issubclass(get_implementation(pool), TaskPool):
+        app.conf.worker_enable_prefetch_count_reduction = False
