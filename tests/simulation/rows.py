@@ -51,6 +51,8 @@ class ServiceView:
     acks: dict[str, tuple[int, int] | None] = field(default_factory=dict)
     """By account that has a row."""
     lives: Counter[str] = field(default_factory=Counter)
+    seq: int = 0
+    """The newest ``seq`` that it drew."""
 
 
 class Rows:
