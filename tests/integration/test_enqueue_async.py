@@ -310,13 +310,16 @@ def test_a_block_that_is_cancelled(scene: tuple[Service, str]) -> None:
     """What it collected belongs to a transaction that its session rolls back; nothing goes on."""
 
     async def body(shop: Service, session: AsyncSession) -> None:
+        enqueued = asyncio.Event()
+
         async def endless() -> None:
             async with session.begin(), using(session):
                 shop.plain.delay()
-                await asyncio.sleep(600)
+                enqueued.set()
+                await asyncio.Event().wait()
 
         task = asyncio.create_task(endless())
-        await asyncio.sleep(0.2)
+        await enqueued.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
